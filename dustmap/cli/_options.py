@@ -5,6 +5,7 @@ of all commands and hold every word, so that no shell waits for Python when a ke
 """
 
 import argparse
+import logging
 import os
 import shlex
 import sys
@@ -18,6 +19,8 @@ from dustmap import runs, sky
 from dustmap.cli._console import DONE, write
 from dustmap.errors import UserError
 from dustmap.sky import maps
+
+log = logging.getLogger(__name__)
 
 # argparse's own class of what add_subparsers returns has no public name.
 Commands: TypeAlias = "argparse._SubParsersAction[Command]"
@@ -233,9 +236,19 @@ def refuse_device(options: argparse.Namespace, why: str) -> None:
 
 def opened(options: argparse.Namespace, path: Path) -> "maps.DustMap":
     """Open the map in a file, or that which a run has written, in half of the memory."""
+    from dustmap.sky import tiles
+
     compute = compute_alone(options)
     use_threads(compute.threads)
-    return maps.DustMap.open(path, memory=compute.memory_bytes // 2)
+    density = maps.DustMap.open(path, memory=compute.memory_bytes // 2)
+    if tile := tiles.tile_written(path):
+        name, margin = tile.get("pixel", "?"), tile.get("margin_pc", "?")
+        log.warning(
+            "%s: the map of tile %s alone, which has no stars beyond it and its margin of %s pc: "
+            "ask the map that dustmap merge makes",
+            *(path, name, margin),
+        )
+    return density
 
 
 def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:

@@ -107,6 +107,18 @@ def with_a_missing_value(value: float) -> Any:
     return spoiled
 
 
+def with_one_value(name: str, value: float) -> Any:
+    """Every twentieth star has it, of parallaxes or of another column."""
+
+    def spoiled(stars: Columns) -> Columns:
+        found = with_parallaxes(stars) if name == "parallax" else {**stars}
+        column = np.array(found[name], float)
+        column[::20] = value
+        return {**found, name: column}
+
+    return spoiled
+
+
 def dust_and_outliers(stars: Columns) -> Columns:
     """Outliers of either sign, and extinctions rounded to a tenth."""
     extinction = np.round(stars["extinction"], 1)
@@ -177,6 +189,10 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (times("distance_pc", 1000.0), ["median distance in pc", "stars within the box"]),
         (with_a_missing_value(-99.0), ["share of stars with one impossible extinction"]),
         (with_a_missing_value(99.9), ["share of stars with one impossible extinction"]),
+        (with_one_value("distance_pc", 99.99), ["share of stars with one number"]),
+        (with_one_value("parallax", 99.99), ["share of stars with one number"]),
+        (with_one_value("b", 0.0), ["share of stars with one number"]),
+        (lambda stars: {**stars, "distance_pc": np.round(stars["distance_pc"], -1)}, []),
         (dust_and_outliers, []),
         (some_twice, ["share of stars that repeat another"]),
         (galactocentric, ["places look Galactocentric", "stars within the box"]),

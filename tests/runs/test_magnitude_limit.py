@@ -112,6 +112,15 @@ def test_a_limit_that_stars_are_beyond_is_none(folder: Path) -> None:
     assert [found[quantile].passed for quantile in (0.5, 1.0)] == [False, True]
 
 
+def test_magnitudes_that_no_star_has_are_refused(folder: Path, tmp_path: Path) -> None:
+    table = Table.read(folder / "sky.fits")
+    table["g_mag"][3] = -999.0
+    table.write(tmp_path / "sky.fits")
+    (tmp_path / "run.toml").write_text((folder / "run.toml").read_text())
+    with pytest.raises(UserError, match="magnitude is not between -10 and 40 mag"):
+        prepare(load(tmp_path / "run.toml", ["data.magnitude_limit=17", LIMIT[1]]))
+
+
 @pytest.mark.parametrize(("further", "passed"), [(0.5, True), (3.0, False)])
 def test_a_limit_far_beyond_the_stars_is_none(folder: Path, further: float, passed: bool) -> None:
     """One in other units, or of another catalog: it would hide nothing."""

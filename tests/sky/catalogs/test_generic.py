@@ -15,7 +15,7 @@ from astropy.table import QTable, Table
 
 from dustmap.cli import main
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import card_named, read_catalog, read_places
+from dustmap.sky.catalogs import SchemaCard, card_named, read_catalog, read_places
 from dustmap.sky.stars import (
     ExactDistances,
     FlatParallax,
@@ -571,3 +571,108 @@ def test_an_error_goes_with_its_own_value(tmp_path: Path) -> None:
     named = {"extinction": "E(B-V)", "extinction_error": "e_E(B-V)"}
     stars = read_catalog(path, card_named("generic", named), system=A_V).stars
     np.testing.assert_allclose(stars.extinction_error, 3.1 * 0.05)
+
+
+def named(columns: dict[str, str]) -> SchemaCard:
+    """The generic card with columns that a user has named."""
+    return card_named("generic", columns)
+
+
+@pytest.mark.parametrize("column", ["A_K", "ah", "ebpminrp_gspphot", "E(J-K)", "A_J_mean"])
+def test_extinctions_of_bands_that_no_system_has_are_refused(tmp_path: Path, column: str) -> None:
+    """A custom system may be called anything."""
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    path = write(tmp_path, "csv", Table({**columns, column: VALUE, "er": np.full(N, 0.15)}))
+    card = named({"extinction": column, "extinction_error": "er"})
+    with pytest.raises(UserError, match="the extinction of another band by its name; rename it"):
+        read_catalog(path, card, system=A_V)
+    custom = read_catalog(path, card, system=system_named("custom:mine")).stars
+    np.testing.assert_allclose(custom.extinction, VALUE)
+
+
+def test_words_behind_a_system_leave_it_what_it_is(tmp_path: Path) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"], "er": np.full(N, 0.15)}
+    for column, system in {"ag_gspphot": "A_G", "ebv_mag": "E(B-V)", "E_BV_mean": "E(B-V)"}.items():
+        path = write(tmp_path, "csv", Table({**columns, column: VALUE}), column)
+        card = named({"extinction": column, "extinction_error": "er"})
+        factor = conversion(system_named(system), A_V)
+        stars = read_catalog(path, card, system=A_V).stars
+        np.testing.assert_allclose(stars.extinction, factor * np.asarray(VALUE))
+
+
+def test_a_header_and_a_column_that_say_different_extinctions_are_refused(tmp_path: Path) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    values = {"E(B-V)": VALUE, "e_E(B-V)": np.full(N, 0.15)}
+    table = Table({**columns, **values}, meta={"EXTSYS": "A_V"})
+    with pytest.raises(UserError, match=r"are A_V \(EXTSYS in the header\), and the column"):
+        read_catalog(write(tmp_path, "fits", table))
+
+
+def test_answers_of_a_map_have_the_system_of_the_map(tmp_path: Path) -> None:
+    """Beside measured extinctions of another."""
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    values = {"extinction_mean": VALUE, "extinction_std": np.full(N, 0.15)}
+    table = Table({**columns, **values}, meta={"EXTSYS": "E(B-V)", "MAPSYS": "A_V"})
+    card = named({"extinction": "extinction_mean", "extinction_error": "extinction_std"})
+    stars = read_catalog(write(tmp_path, "fits", table), card).stars
+    assert stars.system == A_V
+    np.testing.assert_allclose(stars.extinction, VALUE)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"dist": PC, "av": VALUE, "E_BV": VALUE, "E_BV_error": PC},
+        {"dist": PC, "EBV": VALUE, "AV_mean": VALUE, "AV_err": np.full(N, 0.1)},
+        {**EXTINCTIONS["error"], "distance": PC, "dist": PC, "dist_err_lo": PC, "dist_err_hi": PC},
+        {**EXTINCTIONS["error"], "distance": PC, "dist": PC, "dist16": PC - 9, "dist84": PC + 9},
+    ],
+)
+def test_errors_of_other_columns_are_not_those_of_a_value(
+    tmp_path: Path, columns: dict[str, np.ndarray]
+) -> None:
+    path = write(tmp_path, "csv", Table({**POSITIONS["galactic"], **columns}))
+    with pytest.raises(UserError, match="which is another column's; name both"):
+        read_catalog(path, system=A_V)
+
+
+@pytest.mark.parametrize(("position", "first"), [("galactic", "l"), ("cartesian", "x")])
+def test_a_unit_of_one_coordinate_alone_is_refused(
+    tmp_path: Path, position: str, first: str
+) -> None:
+    """Of hours and degrees, and of all of them, it is read."""
+    columns = dict(POSITIONS[position])
+    unit = u.rad if position == "galactic" else u.kpc
+    rest = EXTINCTIONS["error"] | (DISTANCES["exact"] if position == "galactic" else {})
+    table = QTable({**columns, **rest})
+    table[first] = (columns[first] * (u.deg if unit is u.rad else u.pc)).to(unit)
+    with pytest.raises(UserError, match="and no unit of"):
+        read_catalog(write(tmp_path, "ecsv", table), system=A_V)
+    for name in columns:
+        table[name] = (columns[name] * (u.deg if unit is u.rad else u.pc)).to(unit)
+    stars = read_catalog(write(tmp_path, "ecsv", table, "all"), system=A_V).stars
+    np.testing.assert_allclose(stars.distance, PC)
+    hours = QTable({**POSITIONS["icrs"], **DISTANCES["exact"], **EXTINCTIONS["error"]})
+    hours["ra"] = (POSITIONS["icrs"]["ra"] * u.deg).to(u.hourangle)
+    read = read_catalog(write(tmp_path, "ecsv", hours, "hours"), system=A_V).stars
+    np.testing.assert_allclose(read.distance, PC)
+
+
+@pytest.mark.parametrize(
+    "column",
+    ["u_distance", "distance_error_percent", "distance_geo_err", "distance_l68", "distance_q1",
+     "distance_ci", "distance+"],
+)  # fmt: skip
+def test_more_names_of_errors_keep_distances_from_being_exact(tmp_path: Path, column: str) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"], **EXTINCTIONS["error"], column: PC}
+    with pytest.raises(UserError, match="distances would count as exact"):
+        read_catalog(write(tmp_path, "csv", Table(columns)), system=A_V)
+
+
+@pytest.mark.parametrize("column", ["parallax_over_error", "parallax_snr"])
+def test_what_is_made_of_errors_is_not_proposed_for_them(tmp_path: Path, column: str) -> None:
+    rest = {**POSITIONS["galactic"], **EXTINCTIONS["error"]}
+    path = write(tmp_path, "csv", Table({**rest, "parallax": 1000 / PC, column: PC}))
+    with pytest.raises(UserError, match="missing parallax_error") as caught:
+        read_catalog(path, system=A_V)
+    assert f"parallax_error={column}" not in str(caught.value)
