@@ -122,7 +122,8 @@ def batch_stability(
 ) -> float:
     """Bound of λ_max(S Λ_b) for Λ_b = I + Φᵀ W Φ of a minibatch, from above.
 
-    λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^½ Φ S Φᵀ W^½) ≤ 1 + λ_max(G), since S ≤ I; the latter by the
+    λ_max(S Λ_b) ≤ λ_max(S) + λ_max(W^½ Φ S Φᵀ W^½) ≤ 1 + λ_max(G), where S ≤ I, as of weights ≥ 0
+    (those below 0 leave S larger in some directions, and the bound short there); the latter by the
     Lanczos method (`largest_eigenvalue`). The natural step of the mean is a contraction iff its
     length is below 2 over λ_max(S Λ_b).
 

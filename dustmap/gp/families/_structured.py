@@ -189,7 +189,7 @@ class LowRankDiagonalFamily(_family.AbstractFamily):
     Data add precision to the whitened prior in some directions and leave the others as they are,
     so it is the precision that is of low rank beside a diagonal. (S = D + V Vᵀ would want as
     many columns as there are directions left alone.) Rank 0 is the mean-field family, rank M_w
-    the full-rank one; N data or fewer are met exactly by rank N.
+    the full-rank one; N data or fewer of weights ≥ 0 are met exactly by rank N.
 
     The precision I + G, G = Σ_n w_n φ_n φ_nᵀ, adds over batches; V does not. What is added is
     therefore linear in G: its diagonal, and its product G Ω with fixed random signs Ω of

@@ -10,7 +10,7 @@ log-probability and its derivatives g1 = ∂E/∂μ, g2 = ∂E/∂v.
 - `PoissonLikelihood`: counts of rate e^f; closed forms but for the predictive density.
 
 What has no closed form is summed over the nodes of `SinhTrapezoid`, whose nodes follow the bend of
-ln p, so that it is as exact for a wide q as for a narrow one.
+ln p, so that it is about as exact for a wide q as for a narrow one.
 """
 
 from dustmap.gp.likelihoods._likelihood import AbstractLikelihood as AbstractLikelihood

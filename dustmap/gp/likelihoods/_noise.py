@@ -24,8 +24,8 @@ _STEP, _STEPS_PER_STD = 0.3, 2.0
 _MOST_NODES = 1024
 #: Scores in units of y take every third node: single ones are right to 0.4 %, means to 10⁻⁵.
 _STRIDE = 3
-#: Nodes of the quadrature: errors of E are below 1e-9 for √v ≤ 300 a, those of g1 and g2 below
-#: 1e-14 of their largest values.
+#: Nodes of the quadrature: errors of E are below 1e-9 for √v ≤ 300 a and residuals within √v, and
+#: 4e-5 at four times that; those of g1 and g2 below 1e-14 of their largest values.
 _COUNT = 96
 #: ν stays above this, where the variance of the noise begins to exist.
 _LEAST = 2.0

@@ -141,9 +141,9 @@ def fit_mgvi(
     3. Metric Gaussian variational inference: S/2 pairs ±δ_s ~ N(0, (I + Jᵀ Σ⁻¹ J)⁻¹) at ξ̄, then
        ξ̄ lowers the sampled energy mean_s ½ ‖y − L ρ(ξ̄ ± δ_s)‖²_{Σ⁻¹} + ½ ‖ξ̄‖² until it rests;
        repeated with the same random numbers to where it rests at the samples that are returned.
-       With `curved` each sample follows the curvature of ρ instead, and every eight of them have a
-       mean ξ̄_k of their own that begins at the mode of far larger noise: q is a mixture, since the
-       posterior has a mode for every density that a datum may be explained by.
+       With `curved` each sample follows the curvature of ρ instead, and every sixteen of them have
+       a mean ξ̄_k of their own that begins at the mode of far larger noise: q is a mixture, since
+       the posterior has a mode for every density that a datum may be explained by.
 
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
     ν and the scale, from residuals and spread of the linearised model.
@@ -168,10 +168,11 @@ def fit_mgvi(
     start
         The end of an earlier fit, whose data come first and whose hyperparameters are near those of
         `model`: the same random numbers belong to its data, so that mode, weights and samples are
-        near, too. Where few data are new and nothing is learned, or samples have one mean, they
-        are drawn at means as far from the new mode as they were; these follow them, and they
-        stay. Where the fit ends is the same within its own convergence; a start of other variables
-        is not used, and of one with another number of samples the mode and the weights are.
+        near, too. Where few data are new and nothing is learned, or samples have one mean, they are
+        drawn at means as far from the new mode as they were; these follow them, and they stay,
+        unless the means have moved: then they are drawn again. Where the fit ends is the same
+        within its own convergence; a start of other variables is not used, and of one with another
+        number of samples the mode and the weights are.
     world
         Ranks that all call this with the same arguments and divide the draws among them, and the
         rows in products with one vector. Every rank has all data, and returns the same solution;

@@ -55,12 +55,12 @@ _ROUGHLY = Accuracy(residual=8.0, decrease=1e-2, steps=3)
 #: these numbers.
 _DETERMINED = 4.0
 #: Where few data are new one step, with this residual of CG (same units), does for curved samples
-#: of an earlier fit at the same hyperparameters. Of 5,000 stars, a tenth of them new, it takes them
-#: from 0.14 to 0.05 of a posterior standard deviation (rms over the nodes) of where steps end. Of
-#: 12,000 that see less of a wider field 0.06 is left where coverage is above one half, and standard
-#: deviations of extinctions are 2 % too large, for a third of the CG steps of what would end.
-#: Multipliers of that fit would not help: where J has changed, A z is far longer than the
-#: right-hand side.
+#: of an earlier fit at the same hyperparameters, if it is as long as that of a linear response. Of
+#: 5,000 stars, a tenth of them new, it takes them from 0.14 to 0.05 of a posterior standard
+#: deviation (rms over the nodes) of where steps end. Of 12,000 that see less of a wider field 0.06
+#: is left where coverage is above one half, and standard deviations of extinctions are 2 % too
+#: large, for a third of the CG steps of what would end. Multipliers of that fit would not help:
+#: where J has changed, A z is far longer than the right-hand side.
 _SHORT_RESIDUAL = 8.0
 #: Residual of CG of draws at most, in units of that of the settings and of √(γ/N), and how many
 #: times larger that of rough ones is.
