@@ -40,7 +40,7 @@ _PARTS = (1.0, 0.5, 0.25, 0.0)
 #: several, and the energy decides whether that is too far.
 _REACH = 8.0
 #: How far from 1 the lowest energy along a whole Gauss-Newton step is where a response is linear.
-_LINEAR = 0.1
+_LINEAR = 0.3
 #: Curved samples at once on a CPU: products of 32 share rows and vectors of the preconditioner, and
 #: take half as long as those of 4 times 8 while vectors of so many numbers in all stay in cache. A
 #: fit goes on from what it has kept after every such group, too, so that of more it takes fewer.
