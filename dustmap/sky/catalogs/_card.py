@@ -153,10 +153,11 @@ class SchemaCard:
 def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
     """Parse the name that a file has for a column, with or without a unit in brackets."""
     place = CardTable({}, f"column {column.name}={written}")
-    parts = re.fullmatch(r"(.+?)\s+\[([^\[\]]*)\]", written)
-    if parts is None:
+    parts = re.fullmatch(r"(.+?)(\s*)\[([^\[\]]*)\]", written)
+    # Without a space a name may have brackets of its own.
+    if parts is None or not (parts[2] or _is_like(parts[3], column.unit)):
         return (Alias(ColumnRef.parse(written), column.unit),)
-    unit = _unit(place, parts[2])
+    unit = _unit(place, parts[3])
     if not unit.is_equivalent(column.unit):
         raise place.error(f"unit {unit}: expected one like {column.unit}")
     return (Alias(ColumnRef.parse(written), unit), Alias(ColumnRef.parse(parts[1]), unit))
@@ -271,6 +272,13 @@ def _alias(table: CardTable, raw: object, unit: u.UnitBase) -> Alias | None:
     if not isinstance(raw, Mapping) or set(raw) != {"name", "unit"}:
         return None
     return Alias(ColumnRef.parse(str(raw["name"])), _unit(table, str(raw["unit"])))
+
+
+def _is_like(written: str, unit: u.UnitBase) -> bool:
+    try:
+        return bool(u.Unit(written).is_equivalent(unit))
+    except ValueError:
+        return False
 
 
 def _unit(table: CardTable, written: str) -> u.UnitBase:

@@ -152,12 +152,16 @@ class Matcher:
         """The unit of the file; where it is none that is known the user's, who has named it."""
         written = match.unit.removeprefix("Angle[").removesuffix("]") if "[" in match.unit else ""
         lower = match.unit.lower()
+        parsed = list[u.UnitBase]()
         for text in filter(None, (match.unit, written, lower, lower.removesuffix("s"))):
             for style in (None, "cds", "vounit"):
                 try:
-                    return u.Unit(text, format=style)
+                    parsed.append(u.Unit(text, format=style))
                 except (ValueError, TypeError):
                     continue
+        if parsed:  # PC is a petacoulomb first
+            like = (unit for unit in parsed if unit.is_equivalent(column.unit))
+            return next(like, parsed[0])
         if column.name in self.card.named:
             return column.aliases[0].unit
         raise UserError(

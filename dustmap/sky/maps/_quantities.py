@@ -95,7 +95,7 @@ class MapRequest:
             raise UserError(f"quantities: expected one or more, each once, got {names}")
         if (Quantity.SAMPLES in self.quantities) != (self.samples > 0):
             raise UserError(
-                f"samples: expected more than 0 exactly if the quantities have samples, got "
+                f"samples: expected more than 0 if the quantities have samples, else 0, got "
                 f"{self.samples} with {[quantity.value for quantity in self.quantities]}"
             )
 
@@ -214,7 +214,7 @@ def statistics_of_integrals(draws: "Tensor", request: MapRequest) -> "dict[str, 
     """Compute the same of integrals of a positive density."""
     results = statistics(draws, request)
     if Quantity.STD in request:
-        results["std"] = deviation(draws, draws.mean(0), len(draws) - 1)
+        results["std"] = deviation(draws, draws.mean(0), of_pairs(len(draws)))
     return results
 
 
@@ -263,15 +263,18 @@ def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
     return total
 
 
+def of_pairs(count: int) -> float:
+    """Return E Σ_s (x_s − m)² / σ² of samples ±δ, ±δ', ..., the last of an odd number alone."""
+    return count - 1.0 / count if count % 2 and count > 1 else float(count)
+
+
 def log_moments(draws: Draws) -> tuple[Draws, Draws]:
     """Return μ and τ of ln f; −∞ and 0 where a sample is not positive, NaN where one is unknown."""
     of = _namespace(draws)
     positive = (draws > 0).all(0)
     logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
     mean = logs.mean(0)
-    count = len(draws)
-    # E Σ_s (x_s − m)² / σ² of samples ±δ, ±δ', ..., the last of an odd number alone.
-    spread = deviation(logs, mean, count - 1.0 / count if count % 2 and count > 1 else count)
+    spread = deviation(logs, mean, of_pairs(len(draws)))
     if bool(positive.all()):
         return mean, spread
     unknown = of.isnan(draws).any(0)

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from astropy import units as u
 from astropy.coordinates import SkyCoord
+from astropy.io import fits
 from astropy.table import QTable, Table
 
 from dustmap.cli import main
@@ -656,6 +657,19 @@ def test_a_unit_of_one_coordinate_alone_is_refused(
     hours["ra"] = (POSITIONS["icrs"]["ra"] * u.deg).to(u.hourangle)
     read = read_catalog(write(tmp_path, "ecsv", hours, "hours"), system=A_V).stars
     np.testing.assert_allclose(read.distance, PC)
+
+
+@pytest.mark.parametrize("written", ["D [kpc]", "D[kpc]"])
+def test_units_of_named_columns_in_brackets(tmp_path: Path, written: str) -> None:
+    """With or without a space before these; a unit in capitals, which is one of charge, too."""
+    columns = {**POSITIONS["galactic"], **EXTINCTIONS["error"]}
+    path = write(tmp_path, "csv", Table({**columns, "D": PC / 1e3}))
+    card = card_named("generic", {"distance": written})
+    np.testing.assert_allclose(read_catalog(path, card, system=A_V).stars.distance, PC)
+    table = QTable({**columns, "distance": PC * u.pc})
+    loud = write(tmp_path, "fits", table, "loud")
+    fits.setval(loud, f"TUNIT{len(columns) + 1}", value="PC", ext=1)
+    np.testing.assert_allclose(read_catalog(loud, system=A_V).stars.distance, PC)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_what_cannot_be_asked_is_refused() -> None:
         MapRequest.named(["mean", "sdt"])
     with pytest.raises(ValueError, match="each once"):
         MapRequest((Quantity.MEAN, Quantity.MEAN))
-    with pytest.raises(ValueError, match="exactly if the quantities have samples"):
+    with pytest.raises(ValueError, match="more than 0 if the quantities have samples, else 0"):
         MapRequest((Quantity.SAMPLES,))
 
 
