@@ -7,7 +7,12 @@ from pathlib import Path
 from dustmap.errors import UserError
 from dustmap.sky.catalogs._binding import Binding
 from dustmap.sky.catalogs._card import SchemaCard
-from dustmap.sky.catalogs._names import is_of_a_band, spelled_as, unit_in_name
+from dustmap.sky.catalogs._names import (
+    is_of_a_band,
+    spelled_as,
+    unit_in_name,
+    values_of_error,
+)
 from dustmap.sky.systems import (
     ANSWERED,
     ExtinctionSystem,
@@ -56,6 +61,7 @@ def system_of_file(
             f"(data.system, --system, or EXTSYS in the file's header){hint}; known are "
             f"{', '.join(known_systems())}, or custom:NAME"
         )
+    _refuse_errors_of_another(path, card, binding, system)
     return system
 
 
@@ -85,6 +91,22 @@ def _by_name(path: Path, column: str, declared: ExtinctionSystem | None) -> Exti
         return declared
     log.warning("%s: column %s is %s by its name: converted to %s", path, column, own, declared)
     return own
+
+
+def _refuse_errors_of_another(
+    path: Path, card: SchemaCard, binding: Binding, system: ExtinctionSystem
+) -> None:
+    """Refuse errors that no user has named and whose name says another extinction than these."""
+    for role in ("extinction_error", "extinction_error_lower", "extinction_p16"):
+        if role not in binding.sources or role in card.named or system.per_a_v is None:
+            continue
+        column = binding.sources[role].ref.name
+        of = next(filter(None, map(spelled_as, values_of_error(column))), "")
+        if of and not _are_of_a_kind(system_named(of), system):
+            raise UserError(
+                f"{path}: the extinctions are {system}, and their errors, {column}, are those of "
+                f"{of} by their name; name the errors, or rename the column"
+            )
 
 
 def _are_of_a_kind(own: ExtinctionSystem, declared: ExtinctionSystem) -> bool:

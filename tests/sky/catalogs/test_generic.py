@@ -637,6 +637,16 @@ def test_errors_of_other_columns_are_not_those_of_a_value(
         read_catalog(path, system=A_V)
 
 
+def test_errors_of_another_system_are_refused_where_its_values_are_not_there(
+    tmp_path: Path,
+) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"], "extinction": VALUE}
+    path = write(tmp_path, "csv", Table({**columns, "e_ebv": np.full(N, 0.1)}))
+    with pytest.raises(UserError, match=r"e_ebv, are those of E\(B-V\) by their name"):
+        read_catalog(path, system=A_V)
+    read_catalog(path, system=system_named("E(B-V)"))
+
+
 @pytest.mark.parametrize(("position", "first"), [("galactic", "l"), ("cartesian", "x")])
 def test_a_unit_of_one_coordinate_alone_is_refused(
     tmp_path: Path, position: str, first: str
