@@ -23,6 +23,7 @@ from dustmap.sky.stars import GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 
 N = 800
+LIKE_NONE = "share of stars with a number that looks like none"
 Columns = Mapping[str, NDArray[Any]]
 
 
@@ -119,6 +120,18 @@ def with_one_value(name: str, value: float) -> Any:
     return spoiled
 
 
+def at_the_center(stars: Columns) -> Columns:
+    found = {name: np.array(column, float) for name, column in stars.items()}
+    found["l"][::20] = found["b"][::20] = 0.0
+    return found
+
+
+def capped(stars: Columns) -> Columns:
+    """Distances that end at one number, as those of some surveys do."""
+    far = float(np.quantile(stars["distance_pc"], 0.8))
+    return {**stars, "distance_pc": np.minimum(stars["distance_pc"], far)}
+
+
 def dust_and_outliers(stars: Columns) -> Columns:
     """Outliers of either sign, and extinctions rounded to a tenth."""
     extinction = np.round(stars["extinction"], 1)
@@ -189,9 +202,19 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (times("distance_pc", 1000.0), ["median distance in pc", "stars within the box"]),
         (with_a_missing_value(-99.0), ["share of stars with one impossible extinction"]),
         (with_a_missing_value(99.9), ["share of stars with one impossible extinction"]),
-        (with_one_value("distance_pc", 99.99), ["share of stars with one number"]),
-        (with_one_value("parallax", 99.99), ["share of stars with one number"]),
-        (with_one_value("b", 0.0), ["share of stars with one number"]),
+        (
+            with_one_value("distance_pc", 99.99),
+            [LIKE_NONE],
+        ),
+        (with_one_value("parallax", 99.99), [LIKE_NONE]),
+        (
+            with_one_value("distance_pc", 9999.0),
+            [LIKE_NONE],
+        ),
+        (at_the_center, [LIKE_NONE]),
+        (with_one_value("distance_pc", 136.0), []),
+        (with_one_value("b", 0.0), []),
+        (capped, []),
         (lambda stars: {**stars, "distance_pc": np.round(stars["distance_pc"], -1)}, []),
         (dust_and_outliers, []),
         (some_twice, ["share of stars that repeat another"]),

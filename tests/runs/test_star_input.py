@@ -38,6 +38,13 @@ def test_noise_free_values_pass_the_cuts_that_the_stars_passed(tmp_path: Path) -
     assert read.stars.source_id.tolist() == [1, 3]
     truth = read_truth(data, card, read, "true_av")
     assert truth.tolist() == [0.11, 0.33]
+    percentiles = tmp_path / "percentiles.csv"
+    percentiles.write_text(
+        "source_id,l,b,distance_pc,av16,av50,av84,true_av\n1,0,0,10,0.0,0.1,0.2,0.11\n"
+    )
+    data, card = DataConfig(catalog=(str(percentiles),)), card_named("generic")
+    read = read_stars(data, card, system)
+    assert read_truth(data, card, read, "true_av").tolist() == [0.11]
 
 
 def test_other_catalogs_have_the_zero_point_that_a_store_was_ingested_with(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp._batch import Prediction
+from dustmap.gp._pairs import variance_of_pairs
 from dustmap.gp.features._base import AbstractFeatureMap, Features
 from dustmap.gp.features._operators import ProductOperator
 from dustmap.gp.functionals import AbstractFunctional, groups_of, responses_of
@@ -358,14 +359,14 @@ class GroupSamples:
     def zero_points(self) -> Prediction:
         """Mean and variance (G,) of b."""
         b = self.prior.offsets(self.white[:, : self.prior.count])
-        return Prediction(b.mean(0), b.var(0, correction=0))
+        return Prediction(b.mean(0), variance_of_pairs(b))
 
     def scales(self) -> Prediction | None:
         """Mean and variance (G,) of s; None where there are no scales."""
         if not self.prior.has_scales:
             return None
         s = self.prior.scale_std * self.white[:, self.prior.count :]
-        return Prediction(s.mean(0), s.var(0, correction=0))
+        return Prediction(s.mean(0), variance_of_pairs(s))
 
     def measured(self, functional: AbstractFunctional, draws: Tensor) -> Tensor:
         """Draws of measurements (S, N) of draws of L ρ (S, N); these, without groups."""

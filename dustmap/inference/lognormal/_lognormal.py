@@ -265,7 +265,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         field = self._field_draws(functional)
         draws, lacking = field, torch.zeros_like(field[0])
         if self.unresolved is not None:
-            spread = field.var(0, correction=0)
+            spread = gp.variance_of_pairs(field)
             lacking = self.unresolved.variance(functional, spread, self._squares)
         if self.groups is not None:
             draws = self.groups.measured(functional, field)
@@ -295,7 +295,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
             if nodes is not None:
                 share = weighted / squares
             else:
-                share = (self._field_draws(some).var(0, correction=0) / weighted).sqrt()
+                share = (gp.variance_of_pairs(self._field_draws(some)) / weighted).sqrt()
             shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 
@@ -326,7 +326,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """The variance (N,) of draws (S, N) of integrals, or of values at places."""
         if isinstance(functional, PointValues):
             return log_normal_variance(draws.mean(0), self._log_moments_at(functional, draws)[1])
-        return draws.var(0, correction=0)
+        return gp.variance_of_pairs(draws)
 
     def _squares(self, functional: AbstractFunctional, weight: Tensor | None) -> Tensor:
         """L E[ρ²] (N,), or L (v E[ρ²]) with v (M,) at the nodes."""

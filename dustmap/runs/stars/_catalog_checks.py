@@ -34,9 +34,9 @@ _FAR = 5.0
 _OPAQUE = 50.0
 #: Share of the stars that may have place and extinction of another: they are rounded.
 _MOST_REPEATED = 1e-2
-#: Times that a number is there for each of the next one, for it to be no rounded one; share of the
-#: stars, and stars, that may have it.
-_MORE_OFTEN, _MOST_OF_ONE, _FEW_OF_ONE = 10, 1e-2, 10.0
+#: Times that a sentinel is there for each of other numbers; share of the stars, and stars, that may
+#: have it; and how far from all others it is, in their range.
+_MORE_OFTEN, _MOST_OF_ONE, _FEW_OF_ONE, _FAR_AWAY = 3, 1e-2, 10.0, 0.3
 #: Share of extinctions of exactly 0 where none is below: of round numbers as many are above 0.
 _MOST_AT_ZERO = 1e-2
 #: Errors above the lowest extinction within which stars are at the edge, share of these and number
@@ -139,33 +139,45 @@ def _impossible(stars: StarTable) -> NDArray[np.bool_]:
 
 
 def _repeated_value(stars: StarTable) -> Check:
-    """Check that no number is repeated far more often than any other: a missing value that is
-    written as one. Rounded numbers are repeated, each about as often as the next."""
-    distances, possible = stars.distances, stars.extinction[~_impossible(stars)]
-    columns = {"l": stars.l, "b": stars.b, "extinction": possible}
+    """Check that no number stands for a missing one: it is there often, and of nines or far from
+    all others. Rounded numbers, members of a cluster and stars of one field repeat each other's."""
+    distances, here = stars.distances, (stars.l == 0.0) & (stars.b == 0.0)
+    y = stars.extinction[~_impossible(stars)]
+    columns = {"extinction": y[(y != 0.0) & (y > y.min())] if len(y) else y}
     if isinstance(distances, ParallaxDistances):
         columns["parallax"] = distances.parallax[distances.parallax >= _BELOW * distances.error]
     else:
         columns["distance"] = stars.distance
-    most, worst, number = 0, "extinction", 0.0
-    for name, column in columns.items():
-        # Angles that were turned differ by rounding.
-        values, counts = np.unique(column.round(7), return_counts=True)
-        order = counts.argsort()[::-1]
-        if len(order) < 2:  # a field at one place, or of nothing
-            continue
-        if counts[order[1]] * _MORE_OFTEN <= counts[order[0]] and counts[order[0]] > most:
-            most, worst, number = int(counts[order[0]]), name, float(values[order[0]])
-    # Zeros among extinctions, and the lowest of them, have checks of their own.
-    if worst == "extinction" and number in (0.0, float(stars.extinction.min())):
-        most = 0
+    least = max(_FEW_OF_ONE, _MOST_OF_ONE * len(stars))
+    counts = {name: _sentinels_among(column, least) for name, column in columns.items()}
+    if 0 < here.mean() < 1.0:
+        counts["l, b"] = {0.0: int(here.sum())} if here.sum() > least else {}
+    worst = max(counts, key=lambda name: sum(counts[name].values()))
+    most, numbers = sum(counts[worst].values()), ", ".join(f"{n:g}" for n in counts[worst])
     advice = (
-        f"column {worst}: {most} stars of {len(stars)} have {number:.6g}, to all digits, and no "
-        "other number is there a tenth as often; if that stands for a missing value, leave such "
-        "rows out, by a card's cuts or by writing none there (data.invalid, --invalid drop)"
+        f"column {worst}: {most} stars of {len(stars)} have {numbers or 'one'}, to all digits; if "
+        "that stands for a missing value, leave such rows out, by a card's cuts or by writing none "
+        "there (data.invalid, --invalid drop)"
     )
-    limit = max(_MOST_OF_ONE, _FEW_OF_ONE / len(stars))
-    return Check("share of stars with one number", most / len(stars), 0.0, limit, advice)
+    name = "share of stars with a number that looks like none"
+    return Check(name, most / len(stars), 0.0, least / len(stars), advice)
+
+
+def _sentinels_among(values: Array, least: float) -> dict[float, int]:
+    """Count the numbers that more than so many values have, each several times as often as others
+    that are repeated, and that are 0, of nines alone, or far from all others."""
+    if len(values) == 0:
+        return {}
+    numbers, counts = np.unique(values, return_counts=True)
+    often = (counts > least) & (counts > _MORE_OFTEN * np.median(counts))
+    rest = numbers[~often]
+    if len(rest) < 2:
+        return {}
+    margin = _FAR_AWAY * np.ptp(rest)
+    away = (numbers < rest[0] - margin) | (numbers > rest[-1] + margin)
+    of_nines = [set(f"{abs(n):.6g}".replace(".", "")) == {"9"} and abs(n) > 9.0 for n in numbers]
+    found = often & (away | (numbers == 0.0) | np.array(of_nines))
+    return {float(n): int(c) for n, c in zip(numbers[found], counts[found], strict=True)}
 
 
 def _repetitions(stars: StarTable) -> Check:

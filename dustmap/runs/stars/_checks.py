@@ -42,7 +42,7 @@ _LEAST_LENGTH, _ABSURD_LENGTH = 0.5, 0.1
 _MOST_FAINTER = 0.02
 #: Magnitudes by which the limit of a catalog is beyond its faintest stars, at most; the part of
 #: the stars that is brighter than these, among which there may be a few sentinels.
-_MOST_BEYOND, _FAINTEST = 1.0, 0.98
+_MOST_BEYOND, _FAINTEST = 1.0, 0.999
 #: Part of the rays that may end at the faces of a box beyond which no dust is expected.
 _CUT = 0.05
 #: The most that is sound of what engines report; 0 of others.

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TypeVar, final
 
 import numpy as np
+from astropy import units as u
 
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky.catalogs import _names, _rules
@@ -24,6 +25,7 @@ _SHOWN = 6  # columns of a file that an error lists
 _MODULI = {"dm", "dmod", "distmod", "mu", "mod"}
 _LIKE = 0.5  # how much a column is like one that is meant
 _ERROR = "_error"
+_HOUR = float(u.hourangle.to(u.deg))
 #: Errors and percentiles, which without a unit of their own are in that of their values.
 _VALUES = {f"{name}_error": name for name in ("distance", "parallax", "extinction")} | {
     f"{name}_{end}": f"{name}_p50" if end in ("p16", "p84") else name
@@ -178,7 +180,7 @@ def _check_named(
 ) -> None:
     """Refuse names of the user that no star is made of."""
     roles = {name for way in ways for other in type(way) for name in other.columns}
-    idle = sorted((card.named & roles) - set(sources))
+    idle = sorted((card.named & roles) - set(sources) - set(card.constants))
     if idle:
         used = dict.fromkeys(name for way in ways for name in way.columns)
         raise UserError(
@@ -265,7 +267,7 @@ def _check_pairs(matcher: Matcher, sources: Mapping[str, Source]) -> None:
             differs = any(_names.are_other_systems(name, of) for name in called)
             is_named = value in matcher.card.named
             is_other = not is_named and any(name in there for name in called)
-            if of.lower() not in called and (differs or is_other):
+            if not _names.is_called_alike(of, called) and (differs or is_other):
                 said = f"{value} = {of}, and {error} = {own}, which is another column's"
                 raise UserError(f"{matcher.path}: {said}; name both")
             if not is_named and error.endswith(_ERROR) and there[own.lower()] > 1:
@@ -282,7 +284,7 @@ def _check_units(matcher: Matcher, sources: Mapping[str, Source]) -> None:
         unusual = [
             f"{there[name].ref} in {there[name].unit}"
             for name in stated
-            if there[name].factor != 1.0 and (name != "ra" or there[name].unit == "rad")
+            if there[name].factor not in ((1.0, _HOUR) if name == "ra" else (1.0,))
         ]
         silent = [str(source.ref) for name, source in there.items() if name not in stated]
         if unusual and silent:

@@ -13,10 +13,12 @@ from dustmap.sky.systems import known_systems
 #: anywhere; and units.
 _ERROR_WORDS = "err(or)?|sig(ma)?|std|unc(ert(ainty)?)?"
 _BOUNDS = (
-    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|ci|"
+    "e?(lo|low|lower|hi|high|up|upper|plus|minus|pos|neg|min|max)|sd|rms|disp|iqr|delta|th|"
     "rel(ative)?|frac(tional)?|perc(ent)?|pct|var(iance)?"
 )
-_ERRORS = re.compile(rf"\b(e|s|b|l|u|p|q|{_BOUNDS})\b|{_ERROR_WORDS}|\b[pq]\d+\b|0?5|16|84|95|68")
+_ERRORS = re.compile(rf"\b(e|s|b|p|q|{_BOUNDS})\b|{_ERROR_WORDS}|0?5|16|84|95|68")
+#: The same beside whole words, which u_distance and dist_q1 have, and u_x has not.
+_LONG, _ERRORS_OF_WORDS = 3, re.compile(rf"{_ERRORS.pattern}|\b(l|u|ci)\b|\b[pq]\d+\b")
 #: The same where one of these is there: err1, lerr.
 _MARKED = re.compile(rf"\b([a-z]|{_BOUNDS})\b|{_ERROR_WORDS}|\d+")
 _UNITS = frozenset(("pc", "kpc"))
@@ -37,11 +39,14 @@ _SIDES = (
 )
 _FAR = re.compile(r"(?:lo|hi|low|high|[pqlu]|[^0-9a-z])(0?5|95|0?25|975|01|99)$")
 #: What names of errors, of one side and of percentiles have around that of their value.
+_MEDIAN = re.compile("_?(p?50|med|median)$")
 _BEFORE = re.compile("^(e|s|err|sig|sigma|std|unc|u|d)_")
 _BEHIND = re.compile(
     "_?(e|err|error|std|sig|sigma|unc)?_?(lo|low|lower|hi|high|up|upper|plus|minus|neg|pos)$|"
     "_(e|err|error|std|sig|sigma|unc)$|_?p?(16|84)$"
 )
+#: What systems are called besides.
+_ALSO = {"ak": "A_Ks"}
 #: Names of extinctions in a band and of colour excesses: ak, ebpminrp.
 _BAND = "bp|rp|ks|[ubvgriyzjhk]"
 _OF_A_BAND = re.compile(rf"a({_BAND}|w[1-4])|e({_BAND})(min)?(?!\2)({_BAND})")
@@ -85,7 +90,9 @@ def is_error_of(column: str, quantity: str) -> bool:
     if column[-1:] in ("+", "-") and _words(column) <= _words(quantity):
         return True
     of, left, is_marked = _words(quantity), set[str](), False
-    pattern = _MARKED if re.search(_ERROR_WORDS, column.lower()) else _ERRORS
+    is_long = any(len(word) >= _LONG for word in _words(column) & of)
+    pattern = _ERRORS_OF_WORDS if is_long else _ERRORS
+    pattern = _MARKED if re.search(_ERROR_WORDS, column.lower()) else pattern
     for word in _words(column) - _UNITS - of:
         of_letter = word[0] in "ed" and word[1:] in of  # edist, ddist
         # Twice: the p of p16 is a word once 16 is gone.
@@ -107,14 +114,30 @@ def values_of_error(column: str) -> list[str]:
     return [name for name in dict.fromkeys(called) if name and name != own]
 
 
+def is_called_alike(value: str, called: Sequence[str]) -> bool:
+    """Tell whether one of the names that an error may be of is that of a value, of its median, or
+    of the same extinction.
+
+    >>> is_called_alike("av50", ["av"]), is_called_alike("E(B-V)", ["e_bv", "bv"])
+    (True, True)
+    >>> is_called_alike("distance", ["dist"])
+    False
+    """
+    own, system = value.lower(), spelled_as(value)
+    is_same = bool(system) and system in map(spelled_as, called)
+    return is_same or not {own, _MEDIAN.sub("", own)}.isdisjoint(called)
+
+
 def are_errors_of_distances(column: str) -> bool:
     """Tell whether a column is called after errors and distances, whichever these are.
 
-    >>> [are_errors_of_distances(name) for name in ("dist_geo_err", "dist_flag", "teff_err")]
+    >>> [are_errors_of_distances(name) for name in ("dist_geo_err", "dist_flag", "dist_function")]
     [True, False, False]
     """
-    named = column.lower()
-    return bool(re.search(_ERROR_WORDS, named)) and "dist" in named
+    words = [word for word in re.split("[^a-z0-9]+", column.lower()) if word]
+    errors = [bool(re.fullmatch(f"e|{_ERROR_WORDS}", word)) for word in words]
+    first = next((word for word, is_error in zip(words, errors, strict=True) if not is_error), "")
+    return any(errors) and re.fullmatch("dist(ances?)?", first) is not None
 
 
 def options_of_errors(columns: Sequence[str], distance: str) -> str:
@@ -124,7 +147,8 @@ def options_of_errors(columns: Sequence[str], distance: str) -> str:
     bounds = [next((c for c in columns if c.startswith(start)), None) for start in ("b_", "B_")]
     if None not in bounds:
         low, high = bounds
-    if any(_FAR.search(c.lower()) or _MADE_OF_ERRORS.search(c.lower()) for c in columns):
+    far = any(_FAR.search(c.lower()) or _MADE_OF_ERRORS.search(c.lower()) for c in columns)
+    if far and (low is None or high is None):
         return "--column distance_error=NAME, a column of standard deviations that you make of them"
     if low is None or high is None:
         roles = {"error": columns[0]}
@@ -170,7 +194,7 @@ def spelled_as(name: str) -> str:
     >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "ag_gspphot", "red")]
     ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', 'A_G', '']
     """
-    spelled = {_letters(known): known for known in known_systems()}
+    spelled = {_letters(known): known for known in known_systems()} | _ALSO
     return next((spelled[begin] for begin in _beginnings(name) if begin in spelled), "")
 
 
@@ -187,7 +211,7 @@ def are_other_systems(name: str, other: str) -> bool:
 def is_of_a_band(name: str) -> bool:
     """Tell whether a column of extinctions is called after a band or a colour, known or not.
 
-    >>> [is_of_a_band(name) for name in ("A_K", "ebpminrp_gspphot", "E(J-K)", "ext", "err", "ear")]
+    >>> [is_of_a_band(name) for name in ("A_H", "ebpminrp_gspphot", "E(J-K)", "ext", "err", "ear")]
     [True, True, True, False, False, False]
     """
     return any(_OF_A_BAND.fullmatch(begin) for begin in _beginnings(name))

@@ -33,8 +33,8 @@ Array = NDArray[np.float64]
 Values = dict[str, NDArray[Any]]
 #: Reason -> rows that it makes invalid.
 Problems = dict[str, NDArray[np.bool_]]
-#: A turn, in degrees: what is beyond is a sentinel, or no angle in degrees.
-_TURN = 360.0
+#: A turn and a half, in degrees: what is beyond is a sentinel, or no angle in degrees.
+_TURNS = 540.0
 #: pc beyond which there is no star with a distance of its own.
 _FARTHEST = 1e7
 #: mas that no star has, the nearest 768; errors by which a parallax may miss that, or be below 0.
@@ -368,7 +368,7 @@ def _factor(factor: float) -> str:
 
 def position_problems(kind: PositionKind, values: Values) -> Problems:
     problems = not_finite(values, kind.columns)
-    for names, most in (("l", "ra"), _TURN), (("b", "dec"), 90.0):
+    for names, most in (("l", "ra"), _TURNS), (("b", "dec"), 90.0):
         for name in set(names) & set(kind.columns):
             reason = f"{name} is not between -{most:g} and {most:g} degrees"
             problems[reason] = np.abs(values[name]) > most

@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from pathlib import Path
 
 from dustmap.errors import UserError
@@ -26,7 +27,9 @@ log = logging.getLogger(__name__)
 
 #: Names that are written for systems that differ by less than this factor: av for A0, ebv for the
 #: reddening of any map. ag is A_G alone.
-_LOOSE, _OF_A_KIND = ("A_V", "A0", "E(B-V)"), 1.4
+_LOOSE, _OF_A_KIND = ("A_V", "A0", "E(B-V)"), 1.2
+#: Columns of extinctions that a map has answered.
+_ANSWERS = re.compile(r"extinction_(mean|std|percentile\w*)")
 
 
 def system_of_file(
@@ -39,19 +42,19 @@ def system_of_file(
     """Choose the system of a file: by its header or the name of its column, its card, or else the
     caller."""
     column = _column_of(binding)
-    key = ANSWERED if column.startswith("extinction_") and reader.keyword(ANSWERED) else "EXTSYS"
+    key = ANSWERED if _ANSWERS.fullmatch(column) and reader.keyword(ANSWERED) else "EXTSYS"
     label = reader.keyword(key) or (column if column in known_systems() else "")
     try:
         named = system_named(label) if label else None
     except UserError as error:
         raise UserError(f"{path}: {key} in its header: {error}") from None
-    if named and reader.keyword(key):
-        _refuse_another(path, column, named, f"{key} in the header")
     if named and card.system and named != card.system:
         raise UserError(
             f"{path}: the extinctions are {named} by the file itself and {card.system} by "
             f"the card {card.name}; use the card of this file, such as generic"
         )
+    if named and reader.keyword(key):
+        _refuse_another(path, column, named, f"{key} in the header")
     system = named or card.system or _by_name(path, column, declared)
     if system is None:
         spelled = spelled_as(column)

@@ -259,9 +259,7 @@ class Answers:
         values = np.full((len(cubes), len(rays)), np.nan)
         values[:, known] = self._integrated(cubes, rays.part(known))
         if mode is Mode.STD:
-            count = len(values)
-            divisor = _quantities.of_pairs(count) if self.layout.positive else count - 1.0
-            values = _quantities.deviation(values, values.mean(0), divisor)[None]
+            values = _quantities.integrals_std(values, self.layout.positive)[None]
         elif not mean:
             values = _summary(values, mode, levels, self.layout.positive)
         return np.where(finite, values, np.nan)  # a NaN place is unknown always

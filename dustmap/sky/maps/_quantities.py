@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
 from dustmap.errors import UserError
+from dustmap.gp._pairs import variance_of_pairs
 from dustmap.sky.systems import ANSWERED
 
 if TYPE_CHECKING:
@@ -214,8 +215,17 @@ def statistics_of_integrals(draws: "Tensor", request: MapRequest) -> "dict[str, 
     """Compute the same of integrals of a positive density."""
     results = statistics(draws, request)
     if Quantity.STD in request:
-        results["std"] = deviation(draws, draws.mean(0), of_pairs(len(draws)))
+        results["std"] = variance_of_pairs(draws).sqrt()
     return results
+
+
+def integrals_std(draws: Draws, positive: bool) -> Draws:
+    """Return the std (...) of draws (S, ...) of integrals, which come in pairs where the density is
+    positive."""
+    if positive:
+        paired: Draws = variance_of_pairs(draws) ** 0.5
+        return paired
+    return deviation(draws, draws.mean(0), len(draws) - 1)
 
 
 def percentiles(draws: Draws, levels: Sequence[float], positive: bool) -> Draws:
@@ -263,18 +273,15 @@ def deviation(draws: Draws, mean: Draws, divisor: float) -> Draws:
     return total
 
 
-def of_pairs(count: int) -> float:
-    """Return E Σ_s (x_s − m)² / σ² of samples ±δ, ±δ', ..., the last of an odd number alone."""
-    return count - 1.0 / count if count % 2 and count > 1 else float(count)
-
-
 def log_moments(draws: Draws) -> tuple[Draws, Draws]:
     """Return μ and τ of ln f; −∞ and 0 where a sample is not positive, NaN where one is unknown."""
     of = _namespace(draws)
     positive = (draws > 0).all(0)
     logs = of.log(draws if bool(positive.all()) else of.where(positive, draws, 1.0))
     mean = logs.mean(0)
-    spread = deviation(logs, mean, of_pairs(len(draws)))
+    count = len(draws)
+    # E Σ_s (x_s − m)² / σ² of samples ±δ, ±δ', ..., the last of an odd number alone.
+    spread = deviation(logs, mean, count - 1.0 / count if count % 2 and count > 1 else count)
     if bool(positive.all()):
         return mean, spread
     unknown = of.isnan(draws).any(0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from torch import Tensor
 
-from dustmap.gp import AbstractPosterior
+from dustmap.gp import AbstractPosterior, variance_of_pairs
 from dustmap.gp.functionals import LineIntegrals
 from dustmap.inference import GriddedDraws, LogNormalPosterior, PathwisePosterior
 from dustmap.linalg import Progress, chunks, unwatched, watched_chunks
@@ -345,7 +345,7 @@ class Stops:
                 _in_place(values, filled) @ self.before.to(values)
                 for values in (a, posterior.lacking(segments).to(a))
             )
-            spread = drawn.var(0, correction=0)
+            spread = variance_of_pairs(drawn)
             moments.append(torch.stack([drawn.mean(0), spread, whole], 1).double())
         return torch.cat(moments)
 

@@ -579,7 +579,7 @@ def named(columns: dict[str, str]) -> SchemaCard:
     return card_named("generic", columns)
 
 
-@pytest.mark.parametrize("column", ["A_K", "ah", "ebpminrp_gspphot", "E(J-K)", "A_J_mean"])
+@pytest.mark.parametrize("column", ["A_H", "ah", "ebpminrp_gspphot", "E(J-K)", "A_J_mean"])
 def test_extinctions_of_bands_that_no_system_has_are_refused(tmp_path: Path, column: str) -> None:
     """A custom system may be called anything."""
     columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
@@ -593,7 +593,7 @@ def test_extinctions_of_bands_that_no_system_has_are_refused(tmp_path: Path, col
 
 def test_words_behind_a_system_leave_it_what_it_is(tmp_path: Path) -> None:
     columns = {**POSITIONS["galactic"], **DISTANCES["exact"], "er": np.full(N, 0.15)}
-    for column, system in {"ag_gspphot": "A_G", "ebv_mag": "E(B-V)", "E_BV_mean": "E(B-V)"}.items():
+    for column, system in {"ag_gspphot": "A_G", "ebv_mag": "E(B-V)", "A_K": "A_Ks"}.items():
         path = write(tmp_path, "csv", Table({**columns, column: VALUE}), column)
         card = named({"extinction": column, "extinction_error": "er"})
         factor = conversion(system_named(system), A_V)
@@ -617,6 +617,32 @@ def test_answers_of_a_map_have_the_system_of_the_map(tmp_path: Path) -> None:
     card = named({"extinction": "extinction_mean", "extinction_error": "extinction_std"})
     stars = read_catalog(write(tmp_path, "fits", table), card).stars
     assert stars.system == A_V
+    np.testing.assert_allclose(stars.extinction, VALUE)
+    measured = dict(zip(("p16", "p50", "p84"), (VALUE - 0.1, VALUE, VALUE + 0.1), strict=True))
+    for name, value in measured.items():
+        table[f"extinction_{name}"] = value
+    path = write(tmp_path, "fits", table, "measured")
+    assert read_catalog(path).stars.system == system_named("E(B-V)")
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"dist16": PC - 9, "dist50": PC, "dist84": PC + 9, "dist": PC},
+        {**DISTANCES["percentiles"], "distance": PC, "distance_error": np.full(N, 9.0)},
+        {"distance": PC, "L_z": PC, "u_x": PC, "dist_function": PC, "xmatch_dist_sigma": PC},
+    ],
+)
+def test_columns_that_belong_together_or_to_nothing_are_read(
+    tmp_path: Path, columns: dict[str, np.ndarray]
+) -> None:
+    path = write(
+        tmp_path, "csv", Table({**POSITIONS["galactic"], **EXTINCTIONS["error"], **columns})
+    )
+    np.testing.assert_allclose(read_catalog(path, system=A_V).stars.distances.median, PC)
+    values = {"av16": VALUE - 0.1, "av50": VALUE, "av84": VALUE + 0.1, "av": VALUE}
+    both = Table({**POSITIONS["galactic"], **values, **columns})
+    stars = read_catalog(write(tmp_path, "csv", both, "both"), system=A_V).stars
     np.testing.assert_allclose(stars.extinction, VALUE)
 
 
@@ -693,7 +719,7 @@ def test_more_names_of_errors_keep_distances_from_being_exact(tmp_path: Path, co
         read_catalog(write(tmp_path, "csv", Table(columns)), system=A_V)
 
 
-@pytest.mark.parametrize("column", ["parallax_over_error", "parallax_snr"])
+@pytest.mark.parametrize("column", ["parallax_over_error", "parallax_rel_error"])
 def test_what_is_made_of_errors_is_not_proposed_for_them(tmp_path: Path, column: str) -> None:
     rest = {**POSITIONS["galactic"], **EXTINCTIONS["error"]}
     path = write(tmp_path, "csv", Table({**rest, "parallax": 1000 / PC, column: PC}))
