@@ -255,7 +255,9 @@ def add_evaluate(commands: _options.Commands) -> None:
     command.option(
         "--truth-column NAME", "noise-free extinctions, to be scored without the noise", default=""
     )
-    _options.add_system(command, "of its extinctions [its header's, its card's or the run's]")
+    _options.add_system(
+        command, "of its extinctions [its header's, its card's or data.system of the run]"
+    )
     _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 

@@ -236,19 +236,25 @@ def refuse_device(options: argparse.Namespace, why: str) -> None:
 
 def opened(options: argparse.Namespace, path: Path) -> "maps.DustMap":
     """Open the map in a file, or that which a run has written, in half of the memory."""
-    from dustmap.sky import tiles
-
     compute = compute_alone(options)
     use_threads(compute.threads)
     density = maps.DustMap.open(path, memory=compute.memory_bytes // 2)
-    if tile := tiles.tile_written(path):
-        name, margin = tile.get("pixel", "?"), tile.get("margin_pc", "?")
+    _warn_of_tile(path)
+    return density
+
+
+def _warn_of_tile(path: Path) -> None:
+    """Warn of the zarr map of one tile, which says nothing of other places."""
+    if not (path / "zarr.json").is_file():
+        return
+    from dustmap.sky._zarr import CheckedGroup
+
+    if tile := CheckedGroup(path, "a map").tile:
         log.warning(
             "%s: the map of tile %s alone, which has no stars beyond it and its margin of %s pc: "
             "ask the map that dustmap merge makes",
-            *(path, name, margin),
+            *(path, tile.get("pixel", "?"), tile.get("margin_pc", "?")),
         )
-    return density
 
 
 def compute_alone(options: argparse.Namespace) -> configuration.ComputeConfig:

@@ -109,6 +109,12 @@ class CheckedGroup:
             raise UserError(f"{path}: expected {what} ({words})") from error
 
     @property
+    def tile(self) -> dict[str, Any] | None:
+        """What the map of one tile says of it; None of other maps."""
+        written = self.attributes.get("tile")
+        return dict(written) if isinstance(written, Mapping) else None
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of the group itself."""
         return dict(self._group.attrs)

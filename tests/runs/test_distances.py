@@ -155,7 +155,7 @@ def test_extinctions_without_a_label_are_of_no_system(
     arguments = ["evaluate", str(sky / "run"), "--catalog", str(sky / "stars.ecsv"), "--json"]
     assert main(arguments) == DONE
     told = capsys.readouterr()
-    assert "extinctions are A_V, as the run's, if it does not say" in told.err
+    assert "extinctions without a label are A_V (data.system)" in told.err
     assert (
         json.loads(told.out)["rmse"] == finished.evaluate(sky / "stars.ecsv", system="A_V")["rmse"]
     )

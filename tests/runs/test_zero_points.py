@@ -12,7 +12,7 @@ from astropy.table import Table
 from dustmap.cli import main
 from dustmap.config import load
 from dustmap.errors import UserError
-from dustmap.gp import whole_batch
+from dustmap.gp import variance_of_pairs, whole_batch
 from dustmap.gp.functionals import GaussLegendre, LineIntegrals, without_groups
 from dustmap.inference import LogNormalPosterior, PathwisePosterior
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
@@ -215,7 +215,7 @@ def test_dust_between_the_nodes_is_that_of_the_field(sky: Path) -> None:
     rays = whole_batch(observed.batch).functional
     assert isinstance(rays, LineIntegrals)
     drawn = posterior.sample(without_groups(rays), posterior.n_samples, torch.manual_seed(0))
-    field, whole = drawn.double().var(0), posterior.lacking(rays).double()
+    field, whole = variance_of_pairs(drawn.double()), posterior.lacking(rays).double()
     expected = (torch.minimum(field, whole) * whole).sqrt()
     nodes = with_unresolved(finished.run.config, finished.fit, 0.0).posterior
     more = posterior.predict(rays).variance - nodes.predict(rays).variance

@@ -358,7 +358,7 @@ class Sampler:
         drawn = (world.stacked(own, len(which)) for own in (xi, z))
         slowest = max([state.slowest, *(draws.slowest for draws in made)])
         unsolved = sum(int((~draws.solved).sum()) for draws in made)
-        slowest, missed = world.gathered(torch.tensor([[slowest, unsolved]])).amax(0).tolist()
+        slowest, missed = world.gathered(torch.tensor([[slowest], [unsolved]])).amax(1).tolist()
         return replace(
             state,
             drawn=(*state.drawn, *zip(*drawn, strict=True)),

@@ -112,7 +112,7 @@ class StarMap(AbstractFinishedRun):
 
         Where the catalog has the run's column of groups, measured ones have their zero points.
         card: the run's own of "", with its default cuts; stars outside the box by the run's policy,
-        counted. system: of extinctions where neither header nor card says, the run's of "";
+        counted. system: of extinctions where neither header nor card says, data.system of "";
         scores are in the run's.
         """
         data, card = self._asked(catalog, card)
@@ -253,9 +253,9 @@ class StarMap(AbstractFinishedRun):
     def read(self, catalog: Path, card: SchemaCard | str, system: str = "") -> _input.StarInput:
         """Read stars as the run has read its own: with its distances, groups and data.system."""
         data, card = self._asked(catalog, card)
-        named = system_named(system) if system else _input.system_of(data) or self.run.stars.system
-        if not system:
-            log.info("%s: extinctions are %s, as the run's, if it does not say", catalog, named)
+        named = system_named(system) if system else _input.system_of(data)
+        if named and not system:
+            log.info("%s: extinctions without a label are %s (data.system)", catalog, named)
         return _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
 
     def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:

@@ -20,6 +20,7 @@ from dustmap.linalg import chunks
 from dustmap.sky._coordinates import pixel_directions
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._field import Arrays
+from dustmap.sky.maps._quantities import integrals_std
 from dustmap.sky.maps._trilinear import chord
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,7 @@ def cumulative_std(
     std = np.stack(whole, axis=1)
     if len(knots) == count:
         return std
-    spread = samples.std(axis=0, ddof=1)
+    spread = integrals_std(samples, field.traits.positive)
     known = spread[:, knots]
     factor = np.divide(std, known, out=np.ones_like(std), where=known > 0.0).clip(max=1.0)
     lacked = np.maximum(std**2 - known**2, 0.0)

@@ -11,6 +11,5 @@ from dustmap.sky.tiles._merged import Merged as Merged
 from dustmap.sky.tiles._merged import TileMap as TileMap
 from dustmap.sky.tiles._merged import map_of_tile as map_of_tile
 from dustmap.sky.tiles._merged import merged as merged
-from dustmap.sky.tiles._merged import tile_written as tile_written
 from dustmap.sky.tiles._tile import SkyPixel as SkyPixel
 from dustmap.sky.tiles._tile import Tile as Tile

@@ -284,17 +284,9 @@ def map_of_tile(path: Path) -> tuple[AbstractCubes, Mapping[str, Any]]:
             "of such runs must have zarr"
         )
     cubes = DustMap.open(place).cubes
-    attribute = tile_written(place)
+    attribute = CheckedGroup(place, "the map of a tile").tile
     if attribute is None:
         raise UserError(
             f"{path}: this map is not that of a tile: expected a run with data.tile, such as 2/17"
         )
     return cubes, attribute
-
-
-def tile_written(path: Path) -> dict[str, Any] | None:
-    """Return what a zarr group says of the tile whose map it is; None of other maps and files."""
-    if not path.is_dir():
-        return None
-    attribute = CheckedGroup(path, "the map of a tile").attributes.get("tile")
-    return dict(attribute) if isinstance(attribute, Mapping) else None
