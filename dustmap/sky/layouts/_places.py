@@ -130,7 +130,7 @@ def cumulative_std(
     std = np.stack(whole, axis=1)
     if len(knots) == count:
         return std
-    spread = integrals_std(samples, field.traits.positive)
+    spread = integrals_std(samples, field.traits.positive)  # type: ignore[type-var]
     known = spread[:, knots]
     factor = np.divide(std, known, out=np.ones_like(std), where=known > 0.0).clip(max=1.0)
     lacked = np.maximum(std**2 - known**2, 0.0)
