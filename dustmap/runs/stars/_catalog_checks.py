@@ -174,10 +174,14 @@ def _sentinels_among(values: Array, least: float) -> dict[float, int]:
     if len(rest) < 2:
         return {}
     margin = _FAR_AWAY * np.ptp(rest)
-    away = (numbers < rest[0] - margin) | (numbers > rest[-1] + margin)
-    of_nines = [set(f"{abs(n):.6g}".replace(".", "")) == {"9"} and abs(n) > 9.0 for n in numbers]
-    found = often & (away | (numbers == 0.0) | np.array(of_nines))
-    return {float(n): int(c) for n, c in zip(numbers[found], counts[found], strict=True)}
+
+    def is_like_none(number: float) -> bool:
+        is_away = not rest[0] - margin <= number <= rest[-1] + margin
+        of_nines = abs(number) > 9.0 and set(f"{abs(number):.6g}".replace(".", "")) == {"9"}
+        return is_away or of_nines or number == 0.0
+
+    there = zip(numbers[often].tolist(), counts[often].tolist(), strict=True)
+    return {number: count for number, count in there if is_like_none(number)}
 
 
 def _repetitions(stars: StarTable) -> Check:
