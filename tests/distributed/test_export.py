@@ -95,8 +95,8 @@ def test_a_lost_rank_leaves_no_file(written: Path) -> None:
     ("job", "said"),
     [
         ("killed-1-fits", "rank 1 has ended without a word"),
-        ("failed-1-zarr", "OSError: the disk is full"),
-        ("failed-1-fits", "OSError: the disk is full"),
+        ("failed-1-zarr", "the disk is full"),
+        ("failed-1-fits", "the disk is full"),
     ],
 )
 def test_a_rank_that_fails_leaves_no_file(tmp_path: Path, job: str, said: str) -> None:
