@@ -113,8 +113,9 @@ class DistanceFit:
     rounds: tuple[Mapping[str, Any], ...] = ()
 
     def left(self, config: Config, progress: Progress = unwatched) -> Observations:
-        """Return the observations with what this fit says that distances and dust beyond the box
-        add, which is not what it had before it where the last round was not a settled one."""
+        """Return the observations with what distances and dust beyond the box add by the density of
+        this fit. Its data have it by the density before, which differs where no round has settled.
+        """
         settled = bool(self.rounds) and not self.rounds[-1].get("refitted", False)
         if self.data.added is None or settled:
             return self.data.noisy

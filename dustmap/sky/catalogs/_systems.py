@@ -121,9 +121,11 @@ def _are_of_a_kind(own: ExtinctionSystem, declared: ExtinctionSystem) -> bool:
 def _refuse_another(path: Path, column: str, declared: ExtinctionSystem, where: str) -> None:
     """Refuse a column whose name says another extinction than is declared, of which one is wrong;
     a custom system may be called anything."""
+    if declared.per_a_v is None:
+        return
     spelled = spelled_as(column)
-    differs = bool(spelled) and not _are_of_a_kind(system_named(spelled), declared)
-    if declared.per_a_v is None or not (differs or (not spelled and is_of_a_band(column))):
+    is_known = not spelled or _are_of_a_kind(system_named(spelled), declared)
+    if is_known and (spelled or not is_of_a_band(column)):
         return
     raise UserError(
         f"{path}: the extinctions are {declared} ({where}), and the column {column} is "

@@ -589,6 +589,9 @@ def test_extinctions_of_bands_that_no_system_has_are_refused(tmp_path: Path, col
         read_catalog(path, card, system=A_V)
     custom = read_catalog(path, card, system=system_named("custom:mine")).stars
     np.testing.assert_allclose(custom.extinction, VALUE)
+    named_so = {**columns, "ebv": VALUE, "e_ebv": np.full(N, 0.15)}
+    labelled = write(tmp_path, "fits", Table(named_so, meta={"EXTSYS": "custom:mine"}))
+    assert read_catalog(labelled).stars.system == system_named("custom:mine")
 
 
 def test_words_behind_a_system_leave_it_what_it_is(tmp_path: Path) -> None:
