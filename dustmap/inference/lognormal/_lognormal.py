@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dustmap import gp
 from dustmap.errors import UserError
+from dustmap.gp import variance_of_pairs
 from dustmap.gp.features import chunks
 from dustmap.gp.features._grouped import GroupSamples
 from dustmap.gp.functionals import (
@@ -265,8 +266,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         field = self._field_draws(functional)
         draws, lacking = field, torch.zeros_like(field[0])
         if self.unresolved is not None:
-            spread = gp.variance_of_pairs(field)
-            lacking = self.unresolved.variance(functional, spread, self._squares)
+            lacking = self.unresolved.variance(functional, variance_of_pairs(field), self._squares)
         if self.groups is not None:
             draws = self.groups.measured(functional, field)
             lacking = lacking * self.groups.mean_square_gain(functional, field)
@@ -295,7 +295,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
             if nodes is not None:
                 share = weighted / squares
             else:
-                share = (gp.variance_of_pairs(self._field_draws(some)) / weighted).sqrt()
+                share = (variance_of_pairs(self._field_draws(some)) / weighted).sqrt()
             shares.append(torch.where(squares > 0.0, share, 1.0).clamp_max(1.0))
         return torch.cat(shares)
 
@@ -326,7 +326,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         """The variance (N,) of draws (S, N) of integrals, or of values at places."""
         if isinstance(functional, PointValues):
             return log_normal_variance(draws.mean(0), self._log_moments_at(functional, draws)[1])
-        return gp.variance_of_pairs(draws)
+        return variance_of_pairs(draws)
 
     def _squares(self, functional: AbstractFunctional, weight: Tensor | None) -> Tensor:
         """L E[ρ²] (N,), or L (v E[ρ²]) with v (M,) at the nodes."""
@@ -353,8 +353,7 @@ class LogNormalPosterior(gp.AbstractPosterior):
         return None if self.groups is None else self.groups.scales()
 
     def covariance(self, functional: AbstractFunctional) -> Tensor:
-        """Covariance (N, N) of the samples, scaled to the variances of `predict`, with what is
-        unresolved on its diagonal."""
+        """Covariance (N, N) of samples, scaled to `predict`, and on its diagonal what they lack."""
         parts = [self._draws_and_lacking(part) for part in self._parts(functional)]
         draws, unresolved = (torch.cat(each, dim=-1) for each in zip(*parts, strict=True))
         ratio = self._spread(functional, draws) / draws.var(0, correction=0)
@@ -382,9 +381,8 @@ class LogNormalPosterior(gp.AbstractPosterior):
         for part in self._parts(functional):
             draws, lacking = self._draws_and_lacking(part)
             mean, std = self._log_moments_at(part, draws)
-            relative = lacking / draws.mean(0).square()
-            std = torch.where(std > 0, std.square() + relative.log1p(), 0.0).sqrt()
-            moments.append((mean, std))
+            more = (lacking / draws.mean(0).square()).log1p()
+            moments.append((mean, torch.where(std > 0, std.square() + more, 0.0).sqrt()))
         return torch.cat([mean for mean, _ in moments]), torch.cat([std for _, std in moments])
 
     def percentiles(self, functional: AbstractFunctional, q: Tensor) -> Tensor:
