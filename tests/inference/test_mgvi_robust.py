@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
+from dustmap.gp.features import interpolation
+from dustmap.gp.functionals import LineIntegrals, PointValues
+from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import (
     LogNormalModel,
@@ -114,3 +116,19 @@ def test_a_scale_learned_twice_is_refused() -> None:
     model: LogNormalModel = model_of(box(2, 16), likelihood=GaussianLikelihood(scale=1.0))
     with pytest.raises(ValueError, match="learned with ν"):
         fit_mgvi(model, clean, MGVISettings(robust=RobustSettings()))
+
+
+def test_data_that_the_field_fits_exactly_end_with_a_status() -> None:
+    """All of them one number, and nothing that keeps the scale of the noise from 0."""
+    generator = torch.Generator().manual_seed(0)
+    x = 5.5 * torch.rand(20, 1, generator=generator, dtype=torch.float64)
+    variance = 0.04 * (1.0 + torch.rand(20, generator=generator, dtype=torch.float64))
+    data = Batch(PointValues(x), torch.ones(20, dtype=torch.float64), variance)
+    grid = RegularGrid((0.0,), (0.5,), (12,))
+    prior = GridPrior.padded(Matern32(1.0, 0.5, dim=1), grid)
+    rows = functools.partial(interpolation, grid=grid, dtype=torch.float64)
+    noise = GaussianLikelihood(jitter=0.05)
+    model = LogNormalModel(prior, ConstantMean(), noise, rows)
+    fit = fit_mgvi(model, data, MGVISettings(samples=8, robust=RobustSettings()))
+    assert fit.status is MGVIStatus.UNSOLVED
+    assert bool(fit.posterior.predict(data.functional).mean.isfinite().all())

@@ -137,6 +137,14 @@ def test_weights_that_still_move_are_not_said_to_have_converged() -> None:
     assert sum(entry.stage == "weights" for entry in again.history) == 1
 
 
+def test_curved_samples_whose_last_solve_has_not_ended_say_so() -> None:
+    data, there = sky(1, 40, 60), model(1, 40)
+    curved = replace(SETTINGS, curved=True)
+    start = fit_mgvi(there, data[slice(0, 50)], curved).start
+    hasty = replace(curved, cg_steps=1, rank=0, among_nodes=False)
+    assert fit_mgvi(there, data, hasty, start=start).status is MGVIStatus.UNSOLVED
+
+
 @pytest.mark.parametrize(("dim", "nodes", "stars"), [(1, 40, 60), (2, 9, 100)])
 @pytest.mark.parametrize("curved", [True, False])
 def test_a_fit_under_a_narrower_prior_starts_at_the_same_densities(
