@@ -1,4 +1,5 @@
-"""The energy of a log-normal field, its derivatives, and whether straight deviations stay low."""
+"""The energy of a log-normal field and its derivatives, and whether straight deviations leave the
+data."""
 
 import math
 from dataclasses import dataclass, replace

@@ -166,11 +166,11 @@ class Learning:
 
     def _find_weights(self, state: FitState) -> FitState:
         """Mode and weights by turns, from a noise that explains all data to what is left."""
-        turn, robust, accuracy = state.turn, self.settings.robust, self._rough(state)
+        robust, accuracy = self.settings.robust, self._rough(state)
         assert robust is not None
-        if turn == 0 and self.start is not None:
-            turn = _BARE + 1
-        elif turn == 0:
+        first = 0 if self.start is None else _BARE + 1
+        turn = state.turn or first
+        if turn == 0:
             state = state.weighed(StudentTWeights.first(robust, state.ratios(None)[0]))
         state = self.walk.preconditioned(state)
         state, descent = self.walk.descended(state, replace(accuracy, steps=_STRIDE), "weights")
@@ -183,7 +183,7 @@ class Learning:
         weights = state.weights.updated(*state.ratios(spread), turn > _BARE, share)
         state = state.weighed(weights)
         rests = turn > _BARE and weights.settled and descent.decrease < accuracy.decrease
-        if rests or turn + 1 >= robust.max_rounds + (_BARE + 1 if self.start is not None else 0):
+        if rests or turn + 1 - first >= robust.max_rounds:
             # Where something is learned, every step of it renews the weights as well.
             still_moves = not weights.settled and len(state.prior) == 0
             return replace(state, moved=state.moved or still_moves).at(Phase.MODE)

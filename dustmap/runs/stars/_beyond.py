@@ -25,7 +25,7 @@ from dustmap.engines import Arrays
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, LogDiscMean, Prediction, RegularGrid
 from dustmap.inference import LogNormalPosterior
-from dustmap.linalg import AbstractWorld
+from dustmap.linalg import AbstractWorld, Progress, unwatched
 from dustmap.runs._machine import predicted
 from dustmap.runs.stars import _grids, _model
 from dustmap.runs.stars._engines import StarFit
@@ -214,6 +214,15 @@ def judged(
     # The covariance of a log-normal density is that at its level, of others at any.
     spread *= 1.0 if _model.is_lognormal(config) else level**2
     return replace(at, beyond=level, beyond_std=std, beyond_spread=spread)
+
+
+def renewed(
+    observed: Observations, fit: StarFit, dust: PriorDust, progress: Progress = unwatched
+) -> Observations:
+    """Return observations with what distances and dust beyond the box add by the density of a fit,
+    whatever was added before."""
+    added = observed.added(fit.for_many_rays(), dust, progress)
+    return observed.with_added(added.times(fit.gains(observed.batch.functional)))
 
 
 def _resolved(posterior: AbstractPosterior) -> AbstractPosterior:

@@ -112,17 +112,15 @@ class DistanceFit:
     data: FitData
     rounds: tuple[Mapping[str, Any], ...] = ()
 
-    def left(self, config: Config, progress: Progress = unwatched) -> Observations:
+    def renewed(self, config: Config, progress: Progress = unwatched) -> Observations:
         """Return the observations with what distances and dust beyond the box add by the density of
         this fit. Its data have it by the density before, which differs where no round has settled.
         """
         settled = bool(self.rounds) and not self.rounds[-1].get("refitted", False)
         if self.data.added is None or settled:
             return self.data.noisy
-        observed, fit = self.data.observed, self.fit
-        dust = _beyond.prior_dust(config, fit.hyperparameters)
-        added = observed.added(fit.for_many_rays(), dust, progress)
-        return self.data.noisy.with_added(added.times(fit.gains(observed.batch.functional)))
+        dust = _beyond.prior_dust(config, self.fit.hyperparameters)
+        return _beyond.renewed(self.data.noisy, self.fit, dust, progress)
 
 
 def fit_distances(

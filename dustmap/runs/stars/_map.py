@@ -136,8 +136,7 @@ class StarMap(AbstractFinishedRun):
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.whole, policy, torch.float64, self.device)
         if not observed.exact:
-            added = observed.added(self.fit.for_many_rays(), self._dust)
-            observed = observed.with_added(added.times(self.fit.gains(observed.batch.functional)))
+            observed = _beyond.renewed(observed, self.fit, self._dust)
         everything = torch.arange(len(observed))
         predictions = _distances.predictions(self.fit, observed, everything, progress)
         result = predictions.as_dict()

@@ -287,7 +287,7 @@ class StarRun(AbstractRun):
         with work.watch.stage("evaluate"):
             if not len(self.holdout):
                 return None
-            fit, observed = result.fit, result.left(self.config, work.progress)
+            fit, observed = result.fit, result.renewed(self.config, work.progress)
             held_out = _distances.predictions(fit, observed, self.holdout, work.progress)
             work.directory.write_arrays(HELD_OUT, held_out.arrays())
             own, of_a_v = torch.from_numpy(self.stars.distance), self.stars.system.per_a_v

@@ -155,7 +155,7 @@ def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
     place = CardTable({}, f"column {column.name}={written}")
     parts = re.fullmatch(r"(.+?)(\s*)\[([^\[\]]*)\]", written)
     # Without a space a name may have brackets of its own.
-    if parts is None or not (parts[2] or _is_like(parts[3], column.unit)):
+    if parts is None or not (parts[2] or is_like(parts[3], column.unit)):
         return (Alias(ColumnRef.parse(written), column.unit),)
     unit = _unit(place, parts[3])
     if not unit.is_equivalent(column.unit):
@@ -274,10 +274,11 @@ def _alias(table: CardTable, raw: object, unit: u.UnitBase) -> Alias | None:
     return Alias(ColumnRef.parse(str(raw["name"])), _unit(table, str(raw["unit"])))
 
 
-def _is_like(written: str, unit: u.UnitBase) -> bool:
+def is_like(written: str, unit: u.UnitBase) -> bool:
+    """Tell whether a text is a unit of the kind of another."""
     try:
         return bool(u.Unit(written).is_equivalent(unit))
-    except ValueError:
+    except (ValueError, TypeError):
         return False
 
 

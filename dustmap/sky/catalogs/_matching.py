@@ -12,7 +12,7 @@ from astropy.units.function import FunctionUnitBase
 
 from dustmap.errors import UserError
 from dustmap.sky.catalogs import _names
-from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard
+from dustmap.sky.catalogs._card import Alias, CardColumn, SchemaCard, is_like
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
 
 #: Columns of a file whose names are compared with those of the card.
@@ -107,7 +107,7 @@ class Matcher:
         names = ((c, self.called.get(c.name, c.name)) for c in self.columns)
         close = exact or [c for c, name in names if name.lower() == ref.name.lower()]
         if len(ref.name) == 1:
-            close = exact or [column for column in close if _is_angle(column.unit)]
+            close = exact or [column for column in close if is_like(column.unit, u.deg)]
         if not close:
             return None
         if not same and len(close) > 1:
@@ -178,10 +178,3 @@ class Matcher:
             return True
         of_name = by_alias[source.ref.name.lower()] != column.unit or str(column.unit) in words
         return of_name or (name in self.card.named and len(column.aliases) > 1)  # with a [unit]
-
-
-def _is_angle(unit: str) -> bool:
-    try:
-        return bool(u.Unit(unit).is_equivalent(u.deg))
-    except (ValueError, TypeError):
-        return False

@@ -215,7 +215,7 @@ def statistics_of_integrals(draws: "Tensor", request: MapRequest) -> "dict[str, 
     """Compute the same of integrals of a positive density."""
     results = statistics(draws, request)
     if Quantity.STD in request:
-        results["std"] = variance_of_pairs(draws).sqrt()
+        results["std"] = integrals_std(draws, positive=True)
     return results
 
 
