@@ -63,7 +63,7 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
     ...     world.rank, world.size, world.total(torch.tensor([1.0, 2.0]))
     (0, 1, tensor([1., 2.]))
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = _launched("WORLD_SIZE", 1)
     if size == 1:
         yield Alone()
         return
@@ -74,7 +74,7 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
     on_gpus = gpu and torch.cuda.is_available()
     if on_gpus:
         _take_gpu()
-    world = _joined(int(os.environ["RANK"]), size, timeout)
+    world = _joined(_launched("RANK"), size, timeout)
     try:
         if on_gpus:
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -88,6 +88,19 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
         raise
     else:
         world.part()
+
+
+def _launched(name: str, alone: int | None = None) -> int:
+    """A number that a launcher of ranks has set in the environment; alone: where there is none."""
+    written = os.environ.get(name)
+    if written is None and alone is not None:
+        return alone
+    if written is None or not written.isdecimal():
+        raise UserError(
+            f"{name} = {written!r} in the environment: expected a whole number, as torchrun sets "
+            "it beside WORLD_SIZE; unset WORLD_SIZE for one process"
+        )
+    return int(written)
 
 
 def check_agreement(world: AbstractWorld, facts: Mapping[str, str]) -> None:
@@ -116,8 +129,8 @@ def check_own_gpus(world: AbstractWorld, gpu: str) -> None:
 
 def _take_gpu() -> None:
     """Take the GPU of the LOCAL_RANK, which NCCL does not let two ranks share."""
-    count, rank = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    count, rank = torch.cuda.device_count(), _launched("LOCAL_RANK", 0)
+    ranks = _launched("LOCAL_WORLD_SIZE", 1)
     if ranks > count:
         raise UserError(
             f"expected a GPU for each of the {ranks} ranks on this node, got {count} in all; start "
@@ -129,6 +142,9 @@ def _take_gpu() -> None:
 
 def _joined(rank: int, size: int, timeout: float) -> "ProcessGroup":
     wait = timedelta(seconds=timeout)
+    _launched("MASTER_PORT")
+    if not os.environ.get("MASTER_ADDR"):
+        raise UserError("MASTER_ADDR is not in the environment: expected the host of rank 0")
     # Ranks that never start are waited for as long as those that stop.
     store, rank, size = next(rendezvous("env://", rank, size, timeout=wait))
     store.set_timeout(wait)

@@ -120,7 +120,11 @@ def test_lengths_refuse_what_is_none(written: object) -> None:
         ("grid", {"spacing": "1e-320pc"}, "expected a positive length"),
         ("model", {"length": "1e300pc"}, '"0.3kpc", of a size from 1e-30 to 1e+30'),
         ("data", {"distance_max": 1e23}, "expected a positive length <= 1e+12 pc"),
-        ("data", {"catalog": "stars\0.fits"}, "expected a text that is not empty, without NUL"),
+        (
+            "data",
+            {"catalog": "stars\0.fits"},
+            "expected a text that is not empty, in UTF-8 and without NUL",
+        ),
         ("fit", {"family": "rank"}, '"auto", "mean-field", "low-rank", "block", "full"'),
         ("fit", {"rank": -1}, "fit.rank = -1: expected a whole number >= 0"),
         ("fit", {"whitening": "lanczos"}, '"auto", "hip", "torus", "cholesky", "ciq"'),

@@ -48,6 +48,7 @@ def write_tile(
     }
     told: dict[str, Any] = {
         "pixel": str(tile.pixel),
+        "margin_pc": tile.margin,
         "stars": 100 + pixel,
         "hyperparameters": dict(hyperparameters),
         "configuration": dataclasses.asdict(config),
@@ -111,6 +112,22 @@ def test_where_the_map_comes_from(tiles: list[str], tmp_path: Path) -> None:
         assert "".join(line.split()) in cards
     for words in ("upper bound in seams", "samples are independent", "length 12"):
         assert words in attributes["history"]
+
+
+@pytest.mark.parametrize("form", ["zarr", "fits"])
+def test_a_tile_alone_warns(
+    form: str, tmp_path: Path, tiles: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone, merged = (tmp_path / f"{name}.{form}" for name in ("alone", "merged"))
+    write_tile(alone, 4)
+    assert main(["merge", *tiles, "--output", str(merged)]) == 0
+    warning = "the map of tile 1/4 alone, which has no stars beyond it and its margin of 25.0 pc"
+    for path, warns in ((alone, True), (merged, False)):
+        capsys.readouterr()
+        assert main(["query", str(path), "--l", "30", "--b", "5", "--distance", "40pc"]) == 0
+        assert (warning in capsys.readouterr().err) is warns
+    tile = DustMap.open(alone).cubes.tile
+    assert (tile["pixel"], tile["margin_pc"]) == ("1/4", 25.0)
 
 
 def test_parts_of_a_sky(

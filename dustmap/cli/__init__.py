@@ -10,6 +10,7 @@ modules here import what computes inside `execute`, never at their top.
 
 import argparse
 import errno
+import io
 import logging
 import os
 import re
@@ -86,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error, FAILED)
     except KeyboardInterrupt as error:
         return _fail("interrupted", FAILED, error)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # of a locale that lacks ν and ±
+            stream.reconfigure(errors="backslashreplace")
     level = logging.DEBUG if options.verbose else logging.INFO
     logging.basicConfig(format="%(message)s", level=logging.WARNING, force=True)
     logging.getLogger("dustmap").setLevel(level)

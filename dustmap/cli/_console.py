@@ -6,7 +6,6 @@ elsewhere.
 """
 
 import io
-import json
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from dustmap import runs
+from dustmap.tables._outputs import json_text
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -182,7 +182,7 @@ def write(text: str) -> None:
 def print_result(values: Mapping[str, Any], as_json: bool) -> int:
     """On stdout: one JSON object, or one `name: value` a line; return the exit code of success."""
     lines = (f"{name}: {_shown(value)}\n" for name, value in values.items())
-    write(json.dumps(dict(values)) + "\n" if as_json else "".join(lines))
+    write(json_text(values) + "\n" if as_json else "".join(lines))
     return DONE
 
 

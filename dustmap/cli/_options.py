@@ -9,7 +9,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -239,17 +239,13 @@ def opened(options: argparse.Namespace, path: Path) -> "maps.DustMap":
     compute = compute_alone(options)
     use_threads(compute.threads)
     density = maps.DustMap.open(path, memory=compute.memory_bytes // 2)
-    _warn_of_tile(path)
+    _warn_of_tile(path, density.cubes.tile)
     return density
 
 
-def _warn_of_tile(path: Path) -> None:
-    """Warn of the zarr map of one tile, which says nothing of other places."""
-    if not (path / "zarr.json").is_file():
-        return
-    from dustmap.sky._zarr import CheckedGroup
-
-    if tile := CheckedGroup(path, "a map").tile:
+def _warn_of_tile(path: Path, tile: Mapping[str, Any]) -> None:
+    """Warn of the map of one tile, which says nothing of other places."""
+    if tile:
         log.warning(
             "%s: the map of tile %s alone, which has no stars beyond it and its margin of %s pc: "
             "ask the map that dustmap merge makes",

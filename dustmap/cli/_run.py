@@ -306,12 +306,9 @@ def add_config(commands: _options.Commands) -> None:
 def execute_config(options: argparse.Namespace) -> int:
     if options.example == (options.config is not None):
         raise UserError("config: expected either --example or a configuration file")
-    try:
-        if options.example:
-            text = configuration.example()
-        else:
-            text = configuration.echo(configuration.load(options.config, options.set))
-    except UserError as error:
-        raise UserError(error) from None
+    if options.example:
+        text = configuration.example()
+    else:
+        text = configuration.echo(configuration.load(options.config, options.set))
     write(text)
     return _console.DONE

@@ -94,12 +94,16 @@ def _check_model(config: "Config", whole: bool) -> None:
                 f'model.{key} = "{value}" is for data.kind = "stars" and fit.engine = "global"; '
                 f'everything else takes "gaussian"'
             )
+    if config.data.kind == "regression" and "scatter" in model.learn:
+        raise UserError(
+            'model.learn has "scatter", which is of stars: a regression has one noise, "noise"'
+        )
     if config.engine != "lognormal" and (
         model.relative_scatter > 0 or "relative_scatter" in model.learn
     ):
         raise UserError(
             "model.relative_scatter, given or in model.learn, is for a log-normal density "
-            '(data.kind = "stars", fit.engine = "global"); everything else takes model.scatter'
+            '(data.kind = "stars", fit.engine = "global"); other maps of stars take model.scatter'
         )
     if model.mean == "bubble" and config.density != "lognormal":
         raise UserError(

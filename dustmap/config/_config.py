@@ -341,7 +341,10 @@ def _absolute(raw: object, directory: Path, paths: str) -> object:
         return [_absolute(entry, directory, paths) for entry in raw]
     if not isinstance(raw, str) or not raw or "\0" in raw or not fnmatchcase(raw, paths):
         return raw
-    return str((directory / Path(raw).expanduser()).resolve())
+    try:
+        return str((directory / Path(raw).expanduser()).resolve())
+    except (RuntimeError, OSError) as error:  # no such home, or links in a circle
+        raise UserError(f"{raw}: expected a path, got one that leads nowhere ({error})") from None
 
 
 def _toml(value: object) -> str:

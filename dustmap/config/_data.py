@@ -176,8 +176,8 @@ class DataConfig:
     error: Annotated[
         str,
         text(empty=True),
-        "regression: the column of the target's standard error; may be "
-        "empty, then the noise is learned",
+        "regression: the column of the target's standard error, of log(column) that of the "
+        "logarithm; may be empty, then the noise is learned",
     ] = ""
 
     @property

@@ -8,7 +8,10 @@ if TYPE_CHECKING:
     from dustmap.config._config import Config
 
 #: Of data: keys that stars alone have, and those that regressions have.
-_OF_STARS = ("schema", "system", "cuts", "invalid", "combine", "groups", "far_column", "truth")
+_OF_STARS = (
+    *("schema", "system", "cuts", "invalid", "combine", "groups", "far_column", "truth"),
+    *("distance_prior", "parallax_zero_point", "magnitude_limit"),
+)
 _OF_TABLES = ("inputs", "target", "error")
 _FAR_COLUMN = ("kind", "scatter", "system", "factor", "nside")
 
@@ -38,6 +41,8 @@ def _scopes(config: "Config") -> Iterator[tuple[str, bool, str, tuple[str, ...]]
     of_stars = data.kind == "stars"
     engines = {fit.engine} if of_stars or fit.engine != "auto" else {"exact", "global", "hip"}
     yield 'data.kind = "stars"', of_stars, "data", _OF_STARS
+    yield 'data.kind = "stars"', of_stars, "model", ("scatter",)
+    yield 'data.kind = "stars"', of_stars, "fit", ("distance_rounds",)
     yield 'data.kind = "regression"', not of_stars, "data", _OF_TABLES
     yield "data.tile", bool(data.tile), "data", ("tile_margin",)
     limited = "magnitude_column", "magnitude_band", "magnitude_weights"

@@ -21,6 +21,8 @@ _DIGITS = r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _AMOUNT = re.compile(rf"\s*([-+]?{_DIGITS}(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z]*)\s*")
 PARSECS = {"pc": 1.0, "kpc": 1000.0}
 SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+#: Seconds of the longest time that a key takes.
+_YEAR = 366 * 86_400.0
 BYTES = {"B": 1.0}
 BYTES |= {f"{prefix}iB": 2.0 ** (10 * i) for i, prefix in enumerate("KMGT", 1)}
 BYTES |= {f"{prefix}B": 10.0 ** (3 * i) for i, prefix in enumerate("kMGT", 1)}
@@ -194,9 +196,10 @@ def text(*, empty: bool = False, paths: str = "") -> Parser:
     expected = "a text" if empty else "a text that is not empty"
 
     def accepts(raw: object) -> bool:
-        return isinstance(raw, str) and bool(raw or empty) and "\0" not in raw
+        is_text = isinstance(raw, str) and bool(raw or empty) and "\0" not in raw
+        return is_text and not any("\ud800" <= c <= "\udfff" for c in str(raw))
 
-    return _accepting(accepts, f"{expected}, without NUL", (), paths)
+    return _accepting(accepts, f"{expected}, in UTF-8 and without NUL", (), paths)
 
 
 def sky_tile(nsides: tuple[int, ...]) -> Parser:
@@ -331,9 +334,9 @@ def duration() -> Parser:
     """A time such as `5 min`; kept as the text it came as, a bare 0 as well."""
 
     def parse(raw: object) -> str:
-        expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s"'
+        expected = 'a time such as "5 min", "30 s" or "1 h", or "0 s", of a year at most'
         written = f"{raw} s" if raw == 0 and not isinstance(raw, bool) else raw
-        if not with_unit(written, SECONDS) >= 0.0:
+        if not 0.0 <= with_unit(written, SECONDS) <= _YEAR:
             raise Rejected(expected)
         return str(written)
 

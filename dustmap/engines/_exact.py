@@ -10,7 +10,7 @@ from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
 from dustmap.engines._grids import coarsened, first_length
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
-from dustmap.gp import Batch, ExactGP, GPModel, RegularGrid, whole_batch
+from dustmap.gp import Batch, ExactGP, RegularGrid, whole_batch
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -110,10 +110,6 @@ class ExactEngine(AbstractEngine):
         fit = self._conditioned(replace(problem, model=normal, data=data))
         return replace(fit, model=problem.model)
 
-    def _gp(self, model: GPModel) -> ExactGP:
-        """The dense process of the model."""
-        return ExactGP(model.kernel, model.mean, self.settings.estimator)
-
     @torch.no_grad()
     def _conditioned(self, problem: Problem, fit_mean: bool = False) -> EngineFit:
         """Factor the covariance of all data; fit_mean: its coefficients, too."""
@@ -121,7 +117,7 @@ class ExactEngine(AbstractEngine):
         # Ranks do not share a dense solve: each does the same.
         data, report = _conditioned_rays(whole_batch(problem.data))
         noise_variance, points = model.likelihood.noise_variance(data), data.functional
-        posterior = self._gp(model).condition(
+        posterior = ExactGP(model.kernel, model.mean, self.settings.estimator).condition(
             points,
             data.y,
             noise_variance,

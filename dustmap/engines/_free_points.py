@@ -8,7 +8,7 @@ Titsias' bound (2009), whose q has a closed form, by L-BFGS.
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Self, final
+from typing import Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -201,10 +201,10 @@ class FreePointsEngine(AbstractEngine):
         model, plan, generator = self._start(problem)
         best, advice, trained = None, list[str](), {"steps": 0, "epochs": 0, "taken_back": False}
         if settings.learning_rate > 0 and model.is_learned:
-            best = _Settled.of(model, None, data, plan, _PROBE_PASSES)
+            best = _settled(model, None, data, plan, _PROBE_PASSES)
             last = _trained(model, data, settings, generator)
-            after = _Settled.of(last.model, last.posterior, data, plan)
-            lost = (best.fit.elbo - after.fit.elbo) / len(data)
+            after = _settled(last.model, last.posterior, data, plan)
+            lost = (best[1].elbo - after[1].elbo) / len(data)
             trained = {"steps": last.step, "epochs": last.epoch, "taken_back": lost > _LOST}
             if lost > _LOST_MUCH:
                 advice.append(
@@ -213,20 +213,20 @@ class FreePointsEngine(AbstractEngine):
                     f"batch_size, or another engine"
                 )
             best = best if lost > _LOST else after
-        best = best or _Settled.of(model, None, data, plan)
-        if not best.fit.converged:
+        model, fit = best or _settled(model, None, data, plan)
+        if not fit.converged:
             advice.append(
-                f"the ELBO still rose after {best.fit.passes} passes over all rows: fewer inducing "
+                f"the ELBO still rose after {fit.passes} passes over all rows: fewer inducing "
                 f"points, or a larger learning_rate for the noise, may settle it"
             )
         report = {
-            "passes": best.fit.passes,
-            "settled": best.fit.converged,
+            "passes": fit.passes,
+            "settled": fit.converged,
             **trained,
-            "advice": [*advice, *_few_points_advice(best.model, data, settings)],
+            "advice": [*advice, *_few_points_advice(model, data, settings)],
         }
-        source = RowSource(best.model.features, data.functional, plan.max_memory // 2)
-        return _fit(problem, best.model, plan, source, best.fit.posterior, best.fit.elbo, report)
+        source = RowSource(model.features, data.functional, plan.max_memory // 2)
+        return _fit(problem, model, plan, source, fit.posterior, fit.elbo, report)
 
     def _collapsed(self, problem: Problem) -> EngineFit:
         """L-BFGS along the bound, each evaluation O(N M²) over all rows in chunks, in float64."""
@@ -273,27 +273,18 @@ def _fit(
     return EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _Settled:
-    """A model with the q that all data settle at, without their rows."""
-
-    model: VariationalModel
-    fit: inference.SettledFit
-
-    @classmethod
-    def of(
-        cls,
-        model: VariationalModel,
-        q: AbstractGaussian | None,
-        batch: Batch,
-        plan: FreePointPlan,
-        most: int = _MAX_PASSES,
-    ) -> Self:
-        """Settle from q, None for the prior, by at most so many passes."""
-        source = RowSource(model.features, batch.functional, plan.max_memory // 2)
-        start = model.family.prior(plan.dtype, batch.y.device) if q is None else q
-        return cls(model, inference.settle(model, start, batch, source, max_passes=most))
+def _settled(
+    model: VariationalModel,
+    q: AbstractGaussian | None,
+    batch: Batch,
+    plan: FreePointPlan,
+    most: int = _MAX_PASSES,
+) -> tuple[VariationalModel, inference.SettledFit]:
+    """A model with the q that all data settle at, from q, None for the prior, by at most so many
+    passes; without their rows."""
+    source = RowSource(model.features, batch.functional, plan.max_memory // 2)
+    start = model.family.prior(plan.dtype, batch.y.device) if q is None else q
+    return model, inference.settle(model, start, batch, source, max_passes=most)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.features import CholeskyFeatures
 from dustmap.gp.functionals import PointValues
-from dustmap.gp.kernels import AbstractKernel
+from dustmap.gp.kernels import AbstractKernel, StationaryKernel, SumKernel
 
 #: A number for each axis.
 Axes: TypeAlias = NDArray[np.float64]
@@ -36,6 +36,8 @@ _DIRECTIONS = 64
 _MIN_NODES = 4
 #: Least extent of data along an axis, in length scales.
 _FLAT = 1e-6
+#: Extents, in length scales, along which a field does not vary.
+_SHORT = 1e-2
 #: A lattice has places within this part of its spacing, and at most so many nodes a place.
 _ON_NODE, _MOST_PER_PLACE = 5e-3, 100
 
@@ -299,11 +301,31 @@ def posterior_variance(
 
     `expected_variance`, which vanishes without noise, and what a lattice of the data's density,
     with the proportions of the shortest length scales within the box, leaves between its nodes.
+    Both are of the field along the axes on which it varies: see `_on_long_axes`.
     """
+    kernel, density, extent = _on_long_axes(kernel, density, extent)
     lengths = torch.minimum(lengths_of(kernel).amin(0), extent)
     spacing = lengths * (density * float(lengths.prod())) ** (-1.0 / kernel.dim)
     between = float(unexplained_variance(kernel, spacing.tolist()).median())
     return between + expected_variance(kernel, density, noise_variance, extent)
+
+
+def _on_long_axes(
+    kernel: AbstractKernel, density: float, extent: Tensor
+) -> tuple[AbstractKernel, float, Tensor]:
+    """The kernel, the density and the extent without axes along which the box is a small part of a
+    length scale: there a spectrum in cosines of the box would hold many times the variance."""
+    shortest = lengths_of(kernel).amin(0)
+    share = extent / shortest
+    kept = (share > min(_SHORT, float(share.max()) / 2.0)).nonzero().squeeze(1)
+    if len(kept) == kernel.dim:
+        return kernel, density, extent
+    left = torch.ones_like(share, dtype=torch.bool).index_fill(0, kept, False)
+    terms = [
+        StationaryKernel(term.profile, term.lengthscale[kept].tolist(), float(term.variance))
+        for term in kernel.terms()
+    ]
+    return SumKernel(terms), density * float(extent[left].prod()), extent[kept]
 
 
 def expected_variance(

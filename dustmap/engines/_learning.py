@@ -52,15 +52,10 @@ def bytes_of_exact(n: int) -> int:
 
     Examples
     --------
-    >>> bytes_of_exact(1_000), bytes_of_learning(1_000)
-    (16000000, 40000000)
+    >>> bytes_of_exact(1_000)
+    16000000
     """
     return _MATRICES * 8 * n**2
-
-
-def bytes_of_learning(n: int) -> int:
-    """Bytes of the evidence of n rows with its gradient, see `bytes_of_exact`."""
-    return (MATRICES_OF_GRADIENT + 1) * 8 * n**2
 
 
 def most_exact(max_memory: int, matrices: int = _MATRICES) -> int:

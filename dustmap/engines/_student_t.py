@@ -190,7 +190,8 @@ def plain_rows(
     middle = np.nanmedian(others, axis=1)
     spread = np.nanmedian(np.abs(others - middle[:, None]), axis=1)
     width = 1.4826 * np.maximum(spread, np.median(np.abs(y - middle)))
-    alike = np.nanmean(np.abs(y[:, None] - others) <= _UNLIKE * width[:, None], axis=1)
+    is_alike = np.abs(y[:, None] - others) <= _UNLIKE * width[:, None]  # False where there is none
+    alike = is_alike.sum(axis=1) / (near >= 0).sum(axis=1)
     off = np.abs(y - np.median(y))
     is_far = (off > _GROSS * 1.4826 * np.median(off)) & (np.median(off) > 0)
     # Where most rows are equal there is no width to measure others by.

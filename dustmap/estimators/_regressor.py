@@ -394,7 +394,7 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
         learned = {"kernel": kernel_numbers(self.kernel_), **noise, "mean": self.mean_.tolist()}
         self.report_ = fitted.report | {"hyperparameters": learned}
-        if advice := _advice(fitted):
+        if advice := [*_few_rows(fitted), *_nothing_but_noise(fitted)]:
             self.report_["advice"] = [*fitted.report.get("advice", ()), *advice]
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
@@ -414,11 +414,6 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _mean(self, mean: Tensor) -> Array:
         scaling = self._regression.scaling
         return scaling.y_center + scaling.y_scale * mean.double().numpy()
-
-
-def _advice(fitted: FittedRegression) -> list[str]:
-    """Advice on what was learned, beside that of the engine."""
-    return [*_few_rows(fitted), *_nothing_but_noise(fitted)]
 
 
 def _few_rows(fitted: FittedRegression) -> list[str]:

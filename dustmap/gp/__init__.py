@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from dustmap.gp._nested_prior import NestedPrior as NestedPrior
     from dustmap.gp._nested_prior import tori_for as tori_for
     from dustmap.gp._nested_prior import zero_covariance as zero_covariance
+    from dustmap.gp._pairs import log_normal_variance as log_normal_variance
     from dustmap.gp._pairs import variance_of_pairs as variance_of_pairs
     from dustmap.gp._parameters import AbstractParametric as AbstractParametric
     from dustmap.gp._parameters import FitStatus as FitStatus

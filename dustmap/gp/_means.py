@@ -132,7 +132,8 @@ def generalised_least_squares(basis: Tensor, y: Tensor, cholesky: Tensor) -> Ten
     """
     white = torch.linalg.solve_triangular(cholesky, torch.cat([basis, y[:, None]], 1), upper=False)
     # Not lstsq: its pivots start from memory that was not set, and bits of β̂ would not repeat.
-    coefficients: Tensor = torch.linalg.pinv(white[:, :-1]) @ white[:, -1]
+    U, directions = orthogonal_directions(white[:, :-1])
+    coefficients: Tensor = directions @ (U.mT @ white[:, -1])
     return coefficients
 
 

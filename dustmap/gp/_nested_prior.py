@@ -54,8 +54,8 @@ class NestedPrior(AbstractLatticePrior):
     """A stationary Gaussian field s (M,) at the nodes of nested grids, by a divided spectrum.
 
     spectra: λ (L_1, .., L_D//2 + 1) of the torus of every field, float64; tori: their shapes. The
-    first torus is wide enough for the kernel's length, the others for what is left to their fields,
-    whatever the kernel. `world` as of `GridPrior`; so are the methods.
+    first torus is wide enough for the kernel's length, one for all axes, the others for what is
+    left to their fields, whatever the kernel. `world` as of `GridPrior`; so are the methods.
 
     Examples
     --------
@@ -100,6 +100,13 @@ class NestedPrior(AbstractLatticePrior):
                 f"kernel has {kernel.dim} input dimensions but the grids have {nested.dim}: "
                 "build both with the same number of axes"
             )
+        for term in kernel.terms():
+            if float(term.lengthscale.amax() / term.lengthscale.amin()) > 1.0 + 1e-9:
+                lengths = [round(float(length), 4) for length in term.lengthscale]
+                raise UserError(
+                    f"nested grids need a kernel of one length for all axes, got {lengths}: take "
+                    "one grid, or scale the axes"
+                )
         chain = Chain.of(nested, dtype, kernel.device)
         tori = tori_for(kernel, nested, padding)
         tori = (tuple(torus_shape), *tori[1:]) if torus_shape else tori

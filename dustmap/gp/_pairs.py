@@ -1,4 +1,4 @@
-"""Moments of draws in pairs, of tensors and, without torch, of arrays."""
+"""Moments of draws in pairs and of log-normal numbers, of tensors and, without torch, of arrays."""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,3 +37,15 @@ def variance_of_pairs(draws: Draws) -> Draws:
         even = even - even.mean(0)
         variance = variance + (even * even).sum(0) / (pairs - 1)
     return variance
+
+
+def log_normal_variance(mean: "Tensor", log_std: "Tensor") -> "Tensor":
+    """Return m² (exp(τ²) − 1) (...) of numbers of mean m and standard deviation τ of the logarithm.
+
+    That of draws is mostly in a tail that few miss: a fifth of it, for 32 with τ = 1.6 (median).
+
+    >>> import torch
+    >>> round(float(log_normal_variance(torch.tensor(2.0), torch.tensor(1.0))), 4)
+    6.8731
+    """
+    return mean.square() * log_std.square().expm1()

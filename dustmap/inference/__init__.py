@@ -70,6 +70,7 @@ from dustmap.inference._precision import PrecisionOperator as PrecisionOperator
 from dustmap.inference._precision import batch_stability as batch_stability
 from dustmap.inference._scaled_fit import fit_with_scales as fit_with_scales
 from dustmap.inference._state import NO_CHECKPOINTS as NO_CHECKPOINTS
+from dustmap.inference._state import REBUILT as REBUILT
 from dustmap.inference._state import AbstractCheckpointer as AbstractCheckpointer
 from dustmap.inference._state import Layout as Layout
 from dustmap.inference._state import NoCheckpoints as NoCheckpoints

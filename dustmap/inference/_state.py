@@ -1,8 +1,8 @@
 """The state of a long computation: fields of dataclasses as plain values and tensors, and back.
 
 `state_of` walks the fields of dataclasses; `StateReader` makes the same dataclasses of them again,
-to the bit, and refuses the state of another computation in one line. Fields may be tensors, plain
-values, enumerations, tuples, lists, mappings, optionals, other such dataclasses, and states.
+to the bit, and refuses the state of another computation in one line. Fields may be tensors, arrays,
+plain values, enumerations, tuples, lists, mappings, optionals, other such dataclasses, and states.
 
 What cannot be stored (models, problems, operators) is annotated as `REBUILT`: the walk leaves it
 out, and its owner makes it anew from the fields that are stored.
@@ -27,6 +27,7 @@ from typing import (
     get_type_hints,
 )
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,6 +123,8 @@ class _Walk:
 
     def value(self, value: object, path: str) -> Plain:
         """One value as JSON can hold it."""
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
         if isinstance(value, Tensor):
             self.arrays[path] = value.detach()
             if not value.is_contiguous():
@@ -238,6 +241,8 @@ class _Reading:
             return stored
         if hint is Tensor and stored == _ARRAY:
             return self.stored_array(path)
+        if origin is np.ndarray and stored == _ARRAY:
+            return self.stored_array(path).numpy()
         if origin in (list, tuple, Sequence) and isinstance(stored, list | tuple):
             return self.entries(origin, parts, stored, path)
         if origin in (dict, Mapping) and isinstance(stored, Mapping):

@@ -118,7 +118,19 @@ def positions_of(coords: SkyCoord) -> Array:
             f"coords: expected coordinates with a distance, got {got}; give "
             "SkyCoord(..., distance=300 * u.pc), or Distance(parallax=...) where that is known"
         )
+    _refuse_behind(coords)
     return _stacked(xyz.to_value(u.pc))
+
+
+def _refuse_behind(coords: SkyCoord) -> None:
+    """Refuse negative distances, which stand for places in the opposite direction."""
+    if isinstance(coords.data, SphericalRepresentation):
+        negative = int((np.asarray(_bare(coords.data.distance.value)) < 0.0).sum())
+        if negative:
+            raise UserError(
+                f"coords: {negative} of {coords.size} distances are negative: leave them out, or "
+                "give a parallax with its error where one is known"
+            )
 
 
 def _within_reach(coords: SkyCoord) -> SkyCoord:

@@ -15,6 +15,11 @@ from dustmap.sky.systems import ExtinctionSystem, conversion
 
 #: Characters that a card of a FITS header holds beside its keyword.
 _CARD = 72
+#: Cards of the map of one tile, the keys of `Provenance.tile` that they hold, and comments.
+TILE_CARDS = {
+    "TILE": ("pixel", "HEALPix pixel that this map is of"),
+    "MARGIN": ("margin_pc", "pc beyond it from where stars are"),
+}
 
 
 @final
@@ -60,6 +65,9 @@ class Provenance:
         header["DATE"] = (self.date, "UTC")
         header["CREATOR"] = "dustmap"
         header["VERSION"] = __version__
+        for key, (name, what) in TILE_CARDS.items():
+            if name in self.tile:
+                header[key] = (self.tile[name], what)
         for line in (*self.history(), *notes):
             header.add_history(printable(line))
 

@@ -178,7 +178,8 @@ def write_parquet(path: Path, table: Table) -> None:
         if values.ndim == 1:
             arrays[name] = pa.array(values, mask=mask)
         else:
-            flat, width = pa.array(values.ravel()), math.prod(values.shape[1:])
+            flat = pa.array(values.ravel(), mask=None if mask is None else mask.ravel())
+            width = math.prod(values.shape[1:])
             arrays[name] = pa.FixedSizeListArray.from_arrays(flat, width)
     metadata = {_META: "\n".join(get_yaml_from_table(plain)).encode()}
     pq.write_table(pa.table(arrays).replace_schema_metadata(metadata), path)

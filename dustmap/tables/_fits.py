@@ -123,7 +123,8 @@ class FitsReader(_columns.AbstractReader):
             # Foreign units and keywords are kept as they are.
             warnings.simplefilter("ignore", UnitsWarning)
             warnings.simplefilter("ignore", AstropyUserWarning)
-            return Table.read(self._path, format="fits")
+            # The table whose chunks are read: one in ASCII may come before it.
+            return Table.read(self._path, format="fits", hdu=len(self._headers) - 1)
 
     def _find_table(self, stream: IO[bytes]) -> fits.Header:
         """Read the header of the first binary table; leave the stream at its first row."""

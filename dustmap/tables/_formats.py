@@ -95,7 +95,9 @@ def write_csv(path: Path, table: Table, separator: str = ",") -> None:
 
 
 def write_npz(path: Path, table: Table) -> None:
-    """Write one array a column, which has no mask: NaN for missing numbers, "" for missing text."""
+    """Write one array a column, one of every entry of vectors, which has no mask: NaN for missing
+    numbers, "" for missing text."""
+    table = _of_single_values(table)
     arrays = {name: _without_mask(table[name]) for name in table.colnames}
     with path.open("wb") as file:
         np.savez(file, allow_pickle=False, **arrays)

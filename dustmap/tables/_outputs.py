@@ -9,14 +9,16 @@ import ctypes
 import hashlib
 import json
 import logging
+import math
 import os
+import platform
 import re
 import shutil
 import signal
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -33,6 +35,8 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 #: Seconds between two looks at what other threads may still write, and looks.
 _PAUSE, _LOOKS = 0.05, 40
+#: Seconds after which what another machine has left is taken for that of a process that is gone.
+_STALE = 86_400.0
 #: Files of a zarr group: its metadata, and chunks of arrays.
 STORE = r"(?:[^/]+/)*(?:zarr\.json|c(?:/\d+)*)"
 _TEMPORARY = r"(?:.*/)?\.(?:partial|replaced)-.*"
@@ -104,7 +108,12 @@ def scratch_for(target: Path) -> Iterator[Path]:
 
 def named_beside(target: Path, what: str) -> Path:
     """Return a name of this process in the same directory; what: `partial`, or `replaced`."""
-    return target.with_name(f".{what}-{os.getpid()}-{_tag(target)}")
+    return target.with_name(f".{what}-{os.getpid()}.{_host()}-{_tag(target)}")
+
+
+def _host() -> str:
+    """This machine, in 8 characters: another may have a process of the same number."""
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 
 def take_place(partial: Path, target: Path) -> None:
@@ -141,6 +150,25 @@ def clear_leftovers(target: Path) -> int:
     if leftovers:
         log.warning("%s: removed %d leftovers of a process that was killed", target, len(leftovers))
     return len(leftovers)
+
+
+def json_text(values: object, indent: int | None = None) -> str:
+    """JSON of plain values, on one line without `indent`; numbers that are not finite are null.
+
+    Examples
+    --------
+    >>> json_text({"chi2": float("nan"), "coverage": [0.68, float("inf")]})
+    '{"chi2": null, "coverage": [0.68, null]}'
+    """
+    return json.dumps(_finite(values), indent=indent, allow_nan=False)
+
+
+def _finite(values: object) -> object:
+    if isinstance(values, Mapping):
+        return {name: _finite(value) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return [_finite(value) for value in values]
+    return None if isinstance(values, float) and not math.isfinite(values) else values
 
 
 def remove(path: Path) -> None:
@@ -218,7 +246,7 @@ def _renamed(part: object, partial: Path, target: Path) -> object:
 
 def _tag(target: Path) -> str:
     """Return the name of the target, or its hash where a longer one would be too long."""
-    if len(os.fsencode(target.name)) <= _LONGEST - len(f".replaced-{2**22}-"):
+    if len(os.fsencode(target.name)) <= _LONGEST - len(f".replaced-{2**22}.{_host()}-"):
         return target.name
     return hashlib.sha256(os.fsencode(target.name)).hexdigest()
 
@@ -233,15 +261,21 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _left_beside(target: Path) -> list[Path]:
-    named = re.compile(rf"\.(partial|replaced)-\d+-{re.escape(_tag(target))}")
+    named = re.compile(rf"\.(partial|replaced)-\d+(\.[0-9a-f]{{8}})?-{re.escape(_tag(target))}")
     if not target.parent.is_dir():
         return []
     return sorted(path for path in target.parent.iterdir() if named.fullmatch(path.name))
 
 
 def _alive(left: Path) -> bool:
-    """Check whether the process in its name is at work; this one has not begun yet."""
-    process = int(left.name.split("-")[1])
+    """Check whether the process in its name is at work; this one has not begun yet. Of another
+    machine, whether it has been written to of late."""
+    number, _, host = left.name.split("-")[1].partition(".")
+    process = int(number)
+    if host and host != _host():
+        with suppress(FileNotFoundError):
+            return time.time() - left.lstat().st_mtime < _STALE
+        return False
     if process == os.getpid():
         return False
     try:

@@ -231,9 +231,23 @@ def _refuse_entities(name: str, *described: object) -> None:
     raise UserError(f"the VOTable declares the entity {name}, which no table needs; remove it")
 
 
+def _signed(path: Path, table: Table) -> Table:
+    """The table with wider signed numbers in place of unsigned ones, which VOTable has not."""
+    for name in table.colnames:
+        values = table[name]
+        if values.dtype.kind == "u" and values.dtype.itemsize > 1:
+            if (np.ma.filled(np.ma.asarray(values), 0) > np.iinfo(np.int64).max).any():
+                raise UserError(
+                    f"{path}: column {name} holds numbers beyond 2^63, which VOTable has no place "
+                    "for: choose a name that ends in .parquet or .fits"
+                )
+            table[name] = values.astype(np.int64 if values.dtype.itemsize > 2 else np.int32)
+    return table
+
+
 def write_votable(path: Path, table: Table) -> None:
     """Write a table, and the plain keywords of its header as INFO, which astropy would drop."""
-    document = votable.from_table(Table(table))
+    document = votable.from_table(_signed(path, Table(table)))
     document.resources[0].infos.extend(
         Info(name=str(name), value=str(value))
         for name, value in table.meta.items()

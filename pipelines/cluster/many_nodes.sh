@@ -37,5 +37,5 @@ export MASTER_ADDR MASTER_PORT WORLD_SIZE="$SLURM_NTASKS"
 ranks=(srun --kill-on-bad-exit=0 --wait=600 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}"
     bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"' rank)
 
-"${ranks[@]}" "${command[@]}" --dry-run
+plan "${ranks[@]}" "${command[@]}" --dry-run
 run_or_requeue "${ranks[@]}" "${command[@]}"

@@ -36,5 +36,5 @@ command=(dustmap run "$config" --output "$run" --resume
     --threads "$((threads > 0 ? threads : 1))" --memory "$memory" "$@")
 
 # What it would do, in bytes and seconds; ends the job here if the memory is too small.
-"${command[@]}" --dry-run
+plan "${command[@]}" --dry-run
 run_or_requeue "${command[@]}"

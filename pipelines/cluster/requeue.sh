@@ -1,8 +1,20 @@
-# Sourced by the job scripts: runs a command that may be pre-empted, and queues the job again.
+# Sourced by the job scripts: plans a run, runs what may be pre-empted, and queues the job again.
 # shellcheck shell=bash
 
 # dustmap ends with this code when SIGTERM has made it keep its state: `run --resume` goes on.
 readonly PREEMPTED=75
+# With this one a run is good for a map whose checks fail.
+readonly CHECKS_FAILED=3
+
+# plan COMMAND...
+#
+# Prints what a run would do; ends the job where it cannot, but not where a check of its catalog
+# fails, for the map is made all the same.
+plan() {
+    local code=0
+    "$@" || code=$?
+    if ((code != 0 && code != CHECKS_FAILED)); then exit "$code"; fi
+}
 
 # run_or_requeue COMMAND...
 #

@@ -40,5 +40,5 @@ memory=${DUSTMAP_MEMORY:-30GiB}
 command=(dustmap run "$config" --output "$run" --resume --set "fit.seed=$seed"
     --threads "${SLURM_CPUS_PER_TASK:-1}" --memory "$memory")
 
-"${command[@]}" --dry-run
+plan "${command[@]}" --dry-run
 run_or_requeue "${command[@]}"

@@ -32,5 +32,5 @@ command=(dustmap run "$config" --output "$runs/$nside-$task" --resume
     --set "data.tile=$nside/$task"
     --threads "${SLURM_CPUS_PER_TASK:-1}" --memory "$memory" "$@")
 
-"${command[@]}" --dry-run
+plan "${command[@]}" --dry-run
 run_or_requeue "${command[@]}"

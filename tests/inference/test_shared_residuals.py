@@ -9,11 +9,12 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import Batch, ConstantMean, ExactGP, GridPrior, RegularGrid
-from dustmap.gp.features import CellResiduals, LocalFeatures, has_cells, nodes_of
+from dustmap.gp.features import CellResiduals, LocalFeatures, nodes_of
 from dustmap.gp.functionals import LineIntegrals, PointValues, Stacked
 from dustmap.gp.kernels import Matern32
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GridModel, PathwisePosterior, SolveSettings, solve_global
+from dustmap.inference.solve._grid_model import SharedResiduals
 from tests.inference.checkpointers import MemoryCheckpointer
 
 GRID = RegularGrid.from_bounds((-40.0,) * 3, (40.0,) * 3, (5,) * 3)
@@ -68,11 +69,13 @@ def test_numbers_depend_on_seed_draw_and_ray_alone() -> None:
     assert float((whole * other).mean().abs()) < 0.2
 
 
-def test_only_rays_have_cells() -> None:
+def test_only_rays_share_residuals() -> None:
+    model, _, rays = problem()
+    cells = CellResiduals.of(GRID, (9, 9, 9), seed=3, count=6)
     points = PointValues(torch.zeros(2, 3, dtype=torch.float64))
-    assert has_cells(some_rays(2))
-    assert not has_cells(points)
-    assert not has_cells(Stacked((some_rays(2), points)))
+    assert SharedResiduals.of(model.features, cells, rays[slice(0, 2)]) is not None
+    for others in (points, Stacked((rays[slice(0, 2)], points))):
+        assert SharedResiduals.of(model.features, cells, others) is None
 
 
 @cache

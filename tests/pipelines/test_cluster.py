@@ -203,6 +203,19 @@ def test_ranks_of_a_node_share_it(cluster: Path) -> None:
     assert "--threads 16 --memory 60GiB" in found.stdout
 
 
+@pytest.mark.parametrize(("planned", "runs"), [(0, True), (3, True), (2, False), (1, False)])
+def test_what_a_plan_ends(planned: int, runs: bool, cluster: Path) -> None:
+    program = cluster / "stub" / "dustmap"
+    program.parent.mkdir()
+    lines = '#!/bin/sh\necho "$@"\n', f'case "$*" in *--dry-run) exit {planned};; esac\nexit 3\n'
+    program.write_text("".join(lines))
+    program.chmod(0o755)
+    script = "PATH=$PWD/stub:$PATH SLURM_SUBMIT_DIR=. SLURM_JOB_ID=1 bash one_node.sh a.toml r"
+    ended = submit(cluster, "bash", "-c", script)
+    assert ended.returncode == (3 if runs else planned)
+    assert len(ended.stdout.splitlines()) == 1 + runs
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["one_node.sh", "many_nodes.sh"])
 def test_one_run(script: str, sky: Path) -> None:

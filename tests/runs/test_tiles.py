@@ -203,6 +203,27 @@ def test_from_runs_to_the_merged_map(
     np.testing.assert_allclose(merged.mean.ravel()[alone], mine, rtol=1e-5)
 
 
+def test_draws_of_tiles_are_independent(folder: Path, tmp_path: Path) -> None:
+    # Margins as wide as the box: both tiles have its nodes, and nearly the same stars.
+    config = tmp_path / "run.toml"
+    config.write_text(configuration.echo(configured(folder, "", "data.tile_margin=300")))
+    deviations = []
+    for pixel in (4, 5):
+        path = str(tmp_path / f"1-{pixel}")
+        settings = (f"data.tile=1/{pixel}", "fit.samples=16", "export.samples=16")
+        assert main(["run", str(config), "--output", path, *_set(*settings)]) == 0
+        logs = np.log(zarr.open_group(path, mode="r", path="map.zarr")["density_samples"][:])
+        deviations.append(logs - logs.mean(0))
+    assert deviations[0].shape == deviations[1].shape
+    # They stood at 0.9 with one seed; drawn anew those of 16 samples at 405 voxels are at 0.00(3).
+    assert abs(np.corrcoef(deviations[0].ravel(), deviations[1].ravel())[0, 1]) < 0.15
+
+
+def _set(*settings: str) -> list[str]:
+    """Options that set keys."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 def _of(counts: dict[str, Any], *starts: str) -> dict[str, Any]:
     """Those of which the name begins so."""
     return {name: value for name, value in counts.items() if name.startswith(starts)}

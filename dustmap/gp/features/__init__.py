@@ -49,7 +49,6 @@ from dustmap.gp.features._interpolation import row_bytes as row_bytes
 from dustmap.gp.features._local import LocalFeatures as LocalFeatures
 from dustmap.gp.features._local_weights import CellResiduals as CellResiduals
 from dustmap.gp.features._local_weights import Taps as Taps
-from dustmap.gp.features._local_weights import has_cells as has_cells
 from dustmap.gp.features._nested import KrigingFeatures as KrigingFeatures
 from dustmap.gp.features._nested import LevelResiduals as LevelResiduals
 from dustmap.gp.features._nested import NestedFeatures as NestedFeatures

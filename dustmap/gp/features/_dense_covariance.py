@@ -78,9 +78,9 @@ def in_float64(features: AbstractFeatureMap) -> AbstractFeatureMap:
 def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctional) -> Tensor:
     """ΦΦᵀ (N, N), float64, of the field alone: W K Wᵀ with K of the nodes that W sees.
 
-    K is Toeplitz on the box of these nodes. Where the box is small its columns are looked up in the
-    lags, which takes half the time of N pairs of transforms of twice the box. On nested grids it is
-    by products with K.
+    K is Toeplitz on the box around these nodes, whose lags are the torus's. Where the box is small
+    its columns are looked up in the lags, which takes half the time of N pairs of transforms of
+    twice the box. On nested grids it is by products with K.
 
     Parameters
     ----------
@@ -102,9 +102,7 @@ def dense_covariance(features: AbstractFeatureMap, functional: AbstractFunctiona
         return _on_levels(local, functional)
     assert isinstance(local, LocalFeatures)
     torus = local.prior.torus_shape
-    margin, more = local.order // 2 - 1, local.order - 1  # The last node has a cell of its own.
-    box = tuple(min(L, m + more) for L, m in zip(torus, local.prior.grid.shape, strict=True))
-    W = _on_box(local.weights(functional), torus, box, margin)
+    W, box = _on_box(local.weights(functional), torus, local.prior.grid.shape)
     lags = torch.fft.irfftn(local.prior.spectrum.detach(), s=torus)
     lags = lags[tuple(slice(0, m) for m in box)].contiguous()
     n = len(functional)
@@ -176,13 +174,23 @@ def _columns(lags: Tensor) -> Iterator[tuple[slice, Tensor]]:
         yield nodes, columns.reshape(count * m, len(line) * m)
 
 
-def _on_box(W: object, torus: tuple[int, ...], box: tuple[int, ...], margin: int) -> SparseOperator:
-    """W with columns in the box whose first node is `margin` before that of the grid."""
+def _on_box(
+    W: object, torus: tuple[int, ...], grid: tuple[int, ...]
+) -> tuple[SparseOperator, tuple[int, ...]]:
+    """W with columns in the smallest box of nodes that it meets, and the shape of this.
+
+    Nodes in the second half of the padding are those before the grid, around the torus.
+    """
     assert isinstance(W, SparseOperator)
     rows, columns = W.matrix.to_sparse().indices()
-    axes = zip(torch.unravel_index(columns, torus), torus, box, strict=True)
-    places = flat_index([(i + margin).remainder(L) if m < L else i for i, L, m in axes], box)
-    return SparseOperator.from_coo(rows, places, W.matrix.values(), (W.shape[0], math.prod(box)))
+    places, box = [], []
+    for i, L, m in zip(torch.unravel_index(columns, torus), torus, grid, strict=True):
+        i = torch.where(i >= (L + m) // 2, i - L, i)
+        first, last = (int(end) for end in i.aminmax())
+        places.append(i - first)
+        box.append(last - first + 1)
+    shape = W.shape[0], math.prod(box)
+    return SparseOperator.from_coo(rows, flat_index(places, box), W.matrix.values(), shape), (*box,)
 
 
 def suits_dense(n: int, nodes: int, memory: int) -> bool:

@@ -49,14 +49,12 @@ _BLOCK, _FEWEST_ROWS = 2**14, 16
 Solver = Callable[[Tensor], tuple[Tensor, SolveSummary]]
 
 
-def clustered_points(
-    x: Tensor, count: int, generator: torch.Generator, *, steps: int = 10
-) -> Tensor:
+def clustered_points(x: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Return `count` centres (count, D) of the rows of x (N, D) by K-means, float64; fewer where
     fewer rows differ.
 
     Among a random part of the rows, of bounded size: starts drawn with probability ∝ squared
-    distance to those before (Arthur & Vassilvitskii 2007), then `steps` of Lloyd's iteration.
+    distance to those before (Arthur & Vassilvitskii 2007), then ten steps of Lloyd's iteration.
     Centres differ from each other; x is to have axes of comparable units. generator: on the CPU,
     so that a seed means the same on every device.
     """
@@ -69,7 +67,7 @@ def clustered_points(
     picked = torch.randperm(len(x), generator=generator)[:size]
     rows = x[picked.to(x.device)].double()
     centres = _spread_starts(rows, count, generator)
-    for _ in range(steps):
+    for _ in range(10):
         centres = _moved(rows, centres)
     return centres
 

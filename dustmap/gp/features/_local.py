@@ -31,7 +31,7 @@ MANY_RAYS = 10_000
 class CellWeights:
     """Kriging weights in the cells of a grid: of rays by one table, of other nodes exactly.
 
-    shape: points per axis, around which cells and stencils wrap.
+    shape: points per axis, around which cells and stencils wrap, unless they are the grid's own.
     """
 
     stencil: Stencil
@@ -43,7 +43,8 @@ class CellWeights:
         row, position, weight = ray_steps(rays, self.grid, PER_CELL)
         cell, entry = self.stencil.nearest(position)
         shifts = self.stencil.axis_shifts(row.device)
-        return _local_weights.sites_of(row, cell, entry, weight, len(rays), shifts, self.shape)
+        laid = shifts, self.shape, self._mirrors
+        return _local_weights.sites_of(row, cell, entry, weight, len(rays), *laid)
 
     def of_nodes(
         self, nodes: Nodes, direction: Tensor | None = None
@@ -52,8 +53,12 @@ class CellWeights:
         derivatives along a direction (Q, D)."""
         entry = torch.arange(len(nodes), device=nodes.cell.device)
         shifts = self.stencil.axis_shifts(entry.device)
-        sites = _local_weights.sites_of_nodes(nodes, entry, shifts, self.shape)
+        sites = _local_weights.sites_of_nodes(nodes, entry, shifts, self.shape, self._mirrors)
         return sites, self.stencil.weights(nodes.offset, direction)
+
+    @property
+    def _mirrors(self) -> bool:
+        return self.shape == self.grid.shape
 
     def piece(self, rays: functionals.LineIntegrals, table: Tensor) -> _local_weights.Piece:
         """Rows of rays, a chunk at a time."""

@@ -146,10 +146,12 @@ def sites_of(
     count: int,
     axis_shifts: Tensor,
     shape: tuple[int, ...],
+    mirrors: bool = False,
 ) -> Sites:
     """Sites of nodes in cells (Q, D) whose stencil lies at axis_shifts (p,) on every axis.
 
-    shape: of the torus, around which cells and stencils wrap.
+    shape: of the torus, around which cells and stencils wrap; mirrors: of a grid without one, whose
+    cells have their stencils on it but for places on a node, which take the mirror image.
     """
     flat = flat_index(cell.unbind(1), shape)
     fresh = torch.ones_like(row, dtype=torch.bool)
@@ -163,16 +165,25 @@ def sites_of(
     around = (met + axis_shifts[0] < 0) | (met + axis_shifts[-1] >= lengths)
     wrapped = around.any(1).nonzero().squeeze(-1)
     if len(wrapped) > 0:
-        nodes = (met[wrapped, None] + stencil).remainder(lengths)
+        nodes = met[wrapped, None] + stencil
+        nodes = _mirrored(nodes, lengths) if mirrors else nodes.remainder(lengths)
         column[wrapped] = flat_index(nodes.unbind(-1), shape).to(kind)
     return Sites(row[taps], column, taps, entry, weight, count)
 
 
+def _mirrored(nodes: Tensor, lengths: Tensor) -> Tensor:
+    """Nodes (Q, P, D) of stencils, turned about the place on a node where they leave the grid."""
+    first, last = nodes.amin(1, keepdim=True), nodes.amax(1, keepdim=True)
+    nodes = torch.where(last >= lengths, first + last - nodes - 1, nodes)
+    return torch.where(first < 0, first + last - nodes + 1, nodes)
+
+
 def sites_of_nodes(
-    nodes: Nodes, entry: Tensor, axis_shifts: Tensor, shape: tuple[int, ...]
+    nodes: Nodes, entry: Tensor, shifts: Tensor, shape: tuple[int, ...], mirrors: bool = False
 ) -> Sites:
     """`sites_of` nodes, with the entry (Q,) of each."""
-    return sites_of(nodes.row, nodes.cell, entry, nodes.weight, nodes.count, axis_shifts, shape)
+    row, cell, weight, count = nodes.row, nodes.cell, nodes.weight, nodes.count
+    return sites_of(row, cell, entry, weight, count, shifts, shape, mirrors)
 
 
 def _gathered(x: Tensor, column: Tensor) -> Tensor:
@@ -400,7 +411,7 @@ class CellResiduals:
 
     @torch.no_grad()
     def unit(self, rays: functionals.AbstractFunctional, dtype: torch.dtype) -> Tensor:
-        """Return r_sn / √(Var r_n) (S, N) of functionals that `has_cells`."""
+        """Return r_sn / √(Var r_n) (S, N) of rays."""
         return functionals.by_rows(rays, lambda own: self._columns(own, dtype)).mT
 
     def _columns(self, rays: functionals.LineIntegrals, dtype: torch.dtype) -> Tensor:
@@ -437,8 +448,3 @@ class CellResiduals:
         """Return ξ (C, S) of cells (C,)."""
         numbers = draws.to(cells.device)[None]
         return counter_normal(self.seed + _STREAM, cells.to(torch.int64)[:, None], numbers)
-
-
-def has_cells(functional: functionals.AbstractFunctional) -> bool:
-    """Tell whether the functionals are rays, whose residuals the cells of a grid can share."""
-    return isinstance(functionals.local_of(functional), functionals.LineIntegrals)

@@ -312,7 +312,7 @@ class LevelResiduals:
 
     @torch.no_grad()
     def unit(self, rays: functionals.AbstractFunctional, dtype: torch.dtype) -> Tensor:
-        """Return r_sn / √(Var r_n) (S, N) of functionals that `has_cells`."""
+        """Return r_sn / √(Var r_n) (S, N) of rays."""
         return functionals.by_rows(rays, lambda own: self._columns(own, dtype)).mT
 
     def _columns(self, rays: functionals.LineIntegrals, dtype: torch.dtype) -> Tensor:

@@ -179,17 +179,6 @@ class InducingGram:
         return self.build(*(p.detach() for p in self.parameters))
 
 
-def _kernel_operator(
-    profiles: Sequence[AbstractProfile],
-    nugget: float,
-    dtype: torch.dtype,
-    memory: int,
-    points: Tensor,
-    *values: Tensor,
-) -> linalg.AbstractOperator:
-    return _KernelOperator(profiles, points, values, nugget, dtype, memory)
-
-
 @final
 class _KernelOperator(linalg.AbstractSymmetric):
     """k(z_m − z_l) + ν k(0) δ_ml (M, M), a block of rows at a time and never stored.
@@ -201,14 +190,14 @@ class _KernelOperator(linalg.AbstractSymmetric):
     def __init__(
         self,
         profiles: Sequence[AbstractProfile],
-        z: Tensor,
-        values: Sequence[Tensor],
         nugget: float,
         dtype: torch.dtype,
         memory: int,
+        z: Tensor,
+        *values: Tensor,
     ) -> None:
         self._like, self._nugget = z.new_empty((), dtype=dtype).expand(len(z)), nugget
-        self._profiles, self._z, self._values = tuple(profiles), z, tuple(values)
+        self._profiles, self._z, self._values = tuple(profiles), z, values
         # the block in float64 and in the working precision, and its gradient
         self._rows = rows_within(memory, 3 * 8 * len(z))
 
@@ -323,7 +312,7 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
         terms = kernel.terms()
         profiles = tuple(term.profile for term in terms)
         scalars = [value for term in terms for value in (term.variance, term.lengthscale)]
-        build = partial(_kernel_operator, profiles, self.nugget, dtype, self.memory)
+        build = partial(_KernelOperator, profiles, self.nugget, dtype, self.memory)
         return InducingGram(build, (z, *scalars))
 
     def _cross(self, functional: AbstractFunctional) -> Tensor:

@@ -354,7 +354,9 @@ class _Bessel(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (r,) = ctx.saved_tensors
-        return grad * (-2 * ctx.nu * r) * _Bessel.apply(r, ctx.nu, ctx.order + 1), None, None  # type: ignore[no-untyped-call]
+        slope = -2 * ctx.nu * r * _Bessel.apply(r, ctx.nu, ctx.order + 1)  # type: ignore[no-untyped-call]
+        # At r = 0, which no length changes, F_(j+1) overflows where ν < ½.
+        return grad * torch.where(r > 0, slope, 0.0), None, None
 
 
 @final

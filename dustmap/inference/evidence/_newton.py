@@ -26,7 +26,7 @@ from dustmap.linalg import KeyedNormal
 _FINE_ENOUGH = 0.3
 #: Larger steps are taken whatever their Monte Carlo error.
 _SMALL = 0.2
-#: Steps of fewer standard deviations are not taken: they gain 0.005 nats.
+#: Steps s of fewer standard deviations, and ½ gᵀs of half its square, 0.005 nats, are not taken.
 _AT_REST = 0.1
 #: Rejected trials in a row after which the iteration has stagnated.
 _PATIENCE = 4
@@ -260,6 +260,9 @@ class _Newton(Generic[T]):
         allowed = (0.5 * errors).clamp_max(_SMALL).clamp_min(settings.tolerance)
         if not bool(errors.any()):
             allowed = allowed.maximum(_AT_REST * point.standard_deviations)
+            # Where data say little of a parameter its standard deviations are long steps.
+            if float(point.gradient @ step) > _AT_REST**2:
+                return state
         if bool((step.abs() > allowed).any()):
             return state
         coarse = ~held & (errors > settings.accuracy * point.standard_deviations)

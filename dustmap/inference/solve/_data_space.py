@@ -202,7 +202,8 @@ class DataSpaceSolution(AbstractSolution):
     ----------
     posterior : ε̂, the draws δ_s and β
     sigma : (N,)
-    solve : columns A⁻¹ of y − Hβ₀, of the columns of H where β was fitted, and of the draws, (k, N)
+    solve : columns (D A D)⁻¹ of D(y − Hβ₀), of the directions U of D H where β was fitted, and of
+        the draws, (k, N), with D = Σ^{-1/2}
     preconditioner, covariance : None: A is preconditioned here, not Λ, and has no matrix
     """
 
@@ -238,50 +239,44 @@ def solve_in_data_space(
     For point values and N of the order of M_w or less; the draws of one seed are those of
     `solve_global`.
 
-    settings: rtol is relative to the noise: residuals are brought below 10 rtol standard
-    deviations of it, or below rtol of the right-hand side where that is smaller. rank is not used.
+    A is solved between D = Σ^{-1/2}, so that data of little noise count for what they say.
+
+    settings: rtol is relative to the noise: residuals of D A D are brought below 10 rtol of data,
+    or below rtol of the right-hand side where that is smaller. rank is not used.
     sigma (N,): Σ, if not the model's own.
     """
     system = _System.of(model, data, sigma)
-    basis = model.mean.basis(data.functional)
-    beta = model.mean.coefficients()
-    target = data.y.double() - basis @ beta
+    profile = MeanProfile.of(model, data, system.sigma, system.phi, settings.fit_mean)
+    target, H = profile.target, profile.U.mT
     draws = Draws(system.phi, system.sigma, settings.seed, settings.samples)
     every = slice(0, draws.count)
     eps = draws.white(_grid_model.GRID_STREAM, every)
-    noise = system.sigma.sqrt().to(eps.dtype) * draws.white(_grid_model.DATA_STREAM, every)
-    seen = system.phi.matmul(eps) - noise
-    H = basis.mT if settings.fit_mean else basis.mT[:0]
+    D = profile.D.to(eps.dtype)
+    seen = D * system.phi.matmul(eps) - draws.white(_grid_model.DATA_STREAM, every)
     b = torch.cat([torch.cat([target[None], H]).to(seen.dtype), seen])
     solve = linalg.pcg(
-        system.covariance,
+        _Scaled(system.covariance, D),
         b,
-        preconditioner=_precision(model, data, system),
-        rtol=_tolerance(b, system.sigma, settings),
+        preconditioner=_Scaled(_precision(model, data, system), system.sigma.sqrt().to(D)),
+        rtol=_tolerance(b, settings),
         max_steps=settings.max_steps,
     )
     alpha, X, drawn = solve.x[0].double(), solve.x[1 : 1 + len(H)].double(), solve.x[1 + len(H) :]
-    spread = None
-    if settings.fit_mean:
-        change = torch.linalg.solve(X @ H.mT, X @ target)
-        beta, alpha = beta + change, alpha - change @ X
-        spread = _spread(system, X, H, settings) if settings.spread else None
-    eps_mean = system.phi.rmatmul(alpha.to(seen.dtype))
-    deviations = eps - system.phi.rmatmul(drawn)
+    beta, spread, gram = profile.coefficients, None, X @ H.mT
+    if profile.is_fitted:
+        change = torch.linalg.solve(gram, X @ target)
+        beta, alpha = beta + profile.directions @ change, alpha - change @ X
+    if profile.is_fitted and settings.spread:
+        fields = system.phi.rmatmul((profile.D * X).to(seen.dtype))
+        seed, count = settings.seed, settings.samples
+        spread = CoefficientSpread.of_gram(gram, profile.directions, fields, seed, count)
+    eps_mean = system.phi.rmatmul((profile.D * alpha).to(seen.dtype))
+    deviations = eps - system.phi.rmatmul(D * drawn)
     return DataSpaceSolution(
         PathwisePosterior(model, beta.detach(), eps_mean, deviations, spread=spread),
         system.sigma,
         solve,
     )
-
-
-def _spread(system: "_System", X: Tensor, H: Tensor, settings: SolveSettings) -> CoefficientSpread:
-    """Spread of coefficients of H (P, N), X = H A⁻¹; HᵀA⁻¹H has a unit diagonal in their units."""
-    gram = X @ H.mT
-    T = gram.diagonal().rsqrt().diag()
-    fields = system.phi.rmatmul((T @ X).to(system.phi.dtype))
-    seed, count = settings.seed, settings.samples
-    return CoefficientSpread.of_gram(T @ gram @ T, T, fields, seed, count)
 
 
 @final
@@ -322,6 +317,20 @@ class _DataCovariance(linalg.AbstractSymmetric):
         return self._W.matmul(self._C.matmul(self._W.rmatmul(x))) + self._sigma * x
 
 
+@final
+class _Scaled(linalg.AbstractSymmetric):
+    """diag(d) A diag(d) (N, N)."""
+
+    def __init__(self, A: AbstractOperator, d: Tensor) -> None:
+        self._A, self._d = A, d
+
+    def _made_of(self) -> Tensor:
+        return self._d
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return self._d * self._A.matmul(self._d * x)
+
+
 def _precision(model: GridModel, data: Batch, system: _System) -> NeighbourPrecision:
     """Return the precision for the noise alone: what Var r adds to Σ is part of the kernel."""
     assert isinstance(model.features, LocalFeatures)
@@ -332,8 +341,7 @@ def _precision(model: GridModel, data: Batch, system: _System) -> NeighbourPreci
     return NeighbourPrecision.of(kernel, data.functional.x, noise, dtype=system.phi.dtype)
 
 
-def _tolerance(b: Tensor, sigma: Tensor, settings: SolveSettings) -> float:
-    """One relative tolerance for all columns (k, N), in units of the noise."""
+def _tolerance(b: Tensor, settings: SolveSettings) -> float:
+    """One relative tolerance for all columns (k, N), which are in units of the noise."""
     longest = float(b.double().square().mean(-1).max().sqrt())
-    noise = float(sigma.double().mean().sqrt())
-    return settings.rtol * min(1.0, _NOISES * noise / max(longest, 1e-300))
+    return settings.rtol * min(1.0, _NOISES / max(longest, 1e-300))

@@ -26,9 +26,8 @@ from dustmap.gp.features import (
     GroupedFeatures,
     LevelResiduals,
     field_features,
-    has_cells,
 )
-from dustmap.gp.functionals import AbstractFunctional
+from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, local_of
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference._state import Layout
 
@@ -96,7 +95,7 @@ class SharedResiduals:
         functional: AbstractFunctional,
     ) -> "SharedResiduals | None":
         """Residuals of the field seen by rays; None of other functionals, which share nothing."""
-        if cells is None or not has_cells(functional):
+        if cells is None or not isinstance(local_of(functional), LineIntegrals):
             return None
         variance = field_features(features).residual_variance(functional)
         return SharedResiduals(cells, functional, variance.to(features.dtype))

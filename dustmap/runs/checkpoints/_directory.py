@@ -5,7 +5,7 @@ unfinished   config.toml without report.json: interrupted, pre-empted, failed, o
 finished     report.json, written last, which names the stage that the run ended with
 """
 
-import json
+import errno
 import logging
 import os
 import shutil
@@ -96,7 +96,7 @@ class RunDirectory:
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> None:
         """Write plain values as JSON, whole or not at all."""
-        self.write_text(name, json.dumps(content, indent=2) + "\n")
+        self.write_text(name, _outputs.json_text(content, indent=2) + "\n")
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read what `write_json` wrote under this name."""
@@ -240,7 +240,7 @@ def new_run(
             _write_identity(partial, config, _status.Identity.of(config, world.size))
         with _status.holding(partial):
             with undisturbed():
-                _outputs.take_place(partial, path)
+                _take_place(partial, path)
                 placed = True
             _state_file.sync_directory(path.parent)
             with _at_work(path, config, notice, world) as directory:
@@ -257,6 +257,21 @@ def new_run(
         raise
     with undisturbed():
         _outputs.remove(partial)
+
+
+def _take_place(partial: Path, path: Path) -> None:
+    """Give a new run its name, which none that began meanwhile has taken."""
+    if path.is_dir() and any(path.iterdir()):
+        with _status.holding(path):
+            _outputs.take_place(partial, path)
+        return
+    try:
+        partial.rename(path)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        _status.refuse_held(path)
+        raise FileExistsError(f"{path} holds a run that began just now: wait for its end") from None
 
 
 @contextmanager
@@ -308,6 +323,7 @@ def finish(directory: RunDirectory, until: Stage) -> None:
 def _is_taken(path: Path) -> bool:
     """Whether anything is there, but for an empty directory; refuse what could not be made."""
     place = _outputs.followed(path)
+    _status.refuse_held(place)
     _outputs.clear_leftovers(place)
     _outputs.refuse_special(path)
     if not place.exists():

@@ -45,6 +45,8 @@ OWN = "|".join(
 _NOT_NUMBERS = ("time", "rank", "stage", "event")
 # Events of processes that have ended early.
 _STOPPED = ("pre-empted", "failed", "interrupted")
+#: Looks at a lock that nobody is at work behind, and seconds between two.
+_LOOKS, _PAUSE = 20, 0.05
 #: The schema of identities, and their file in a checkpoint.
 SCHEMA = 1
 IDENTITY = "identity.json"
@@ -85,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one line of JSON to a file in one step, so that a kill leaves no half of it."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         os.write(descriptor, (json.dumps(line) + "\n").encode())
     finally:
@@ -109,7 +111,7 @@ def holding(path: Path) -> Iterator[None]:
     A second process gets a BlockingIOError. The lock is of the directory, not of its name, which
     may change meanwhile.
     """
-    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _lock(descriptor, path)
         os.ftruncate(descriptor, 0)
@@ -151,13 +153,22 @@ def holder(path: Path) -> Mapping[str, Any] | None:
 
 
 def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        refuse_held(path)
-        raise BlockingIOError(f"{path}: another process is at work on this run") from None
-    except OSError as error:
-        log.warning("%s cannot be locked (%s): see that no other process writes it", path, error)
+    """Lock; whoever asks for the `holder` has a lock, too, for an instant."""
+    for look in range(_LOOKS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            refuse_held(path)
+            if look == _LOOKS - 1:
+                raise BlockingIOError(f"{path}: another process is at work on this run") from None
+            time.sleep(_PAUSE)
+        except OSError as error:
+            log.warning(
+                "%s cannot be locked (%s): see that no other process writes it", path, error
+            )
+            return
+        else:
+            return
 
 
 @final
@@ -313,7 +324,7 @@ class Identity:
         sections = json.loads(json.dumps(asdict(config)))
         data, compute = sections["data"], sections.pop("compute")
         named = {"data.catalog": data.pop("catalog"), "data.truth": [data.pop("truth")]}
-        named["data.far_column"] = [data["far_column"]]
+        named["data.far_column"] = [data.pop("far_column")]
         if data["schema"].endswith(".toml"):
             named["data.schema"] = [data.pop("schema")]
         settings = {

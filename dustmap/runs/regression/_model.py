@@ -32,6 +32,8 @@ _MAP_NODES = {1: 500, 2: 120, 3: 32}
 _LOGARITHMS: dict[str, Callable[[Array], Array]] = {"log": np.log, "log10": np.log10}
 #: Engines that solve on the [grid] of a run, where it has one.
 ON_GRID = ("hip", "global")
+#: A learned factor on the errors that is no more than this, and no less than its inverse, is sound.
+_MOST_NOISE = 5.0
 #: Bytes of pictures, beside the working space of the fit.
 _PICTURES = 20 * MIB
 
@@ -334,9 +336,20 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
     advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
     checks = [Check("learning converged", learned, 1.0, 1.0, advice)]
     checks += checks_of_solver(model)
+    scale = report["hyperparameters"].get("noise_scale")
+    if scale is not None:
+        advice = (
+            "the errors of data.error are not those of the target: see their unit, and for a "
+            "logarithm that they are its own (error / column)"
+        )
+        name = "learned factor on the errors"
+        checks.append(Check(name, float(scale), 1.0 / _MOST_NOISE, _MOST_NOISE, advice))
     if held_out is not None:
         advice = "the noise or the kernel does not describe the data; see chi2"
-        tails = 'too many rows are far from the predictions: noise = "student-t" forgives them'
+        tails = (
+            "too many rows are far from the predictions: leave out those that are wrong, or take "
+            'HIPGPRegressor(noise="student-t") in Python, which forgives them'
+        )
         found = CoverageAdvice(advice, advice, tails)
         checks += coverage_checks("held-out rows", held_out, found)
     return tuple(checks)

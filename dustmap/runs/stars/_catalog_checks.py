@@ -105,8 +105,8 @@ def parallax_precision(
         "median_parallax_error_over_parallax": median if np.isfinite(median) else "infinite"
     }
     if median > _NOTICEABLE:
-        percent = f"{100 * median:.0f} %"
-        section["warning"] = f"parallax errors are {percent} of the parallaxes (median): {_BIASED}"
+        part = f"{100 * median:.0f} %" if np.isfinite(median) else "more than all"
+        section["warning"] = f"parallax errors are {part} of the parallaxes (median): {_BIASED}"
         log.warning("%s", section["warning"])
     return section, (Check("median parallax error / parallax", median, 0.0, _MOST, _BIASED),)
 

@@ -15,10 +15,11 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from dustmap.config import Config
+from dustmap.engines import Learning
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
-from dustmap.inference import LogNormalPosterior, MGVISettings, PathwisePosterior
+from dustmap.inference import LogNormalPosterior, MGVISettings, MGVIStatus, PathwisePosterior
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, CoverageAdvice, Predictions, coverage_checks
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
@@ -226,13 +227,34 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
     checks, learning = [], fit.learning
     if learning is not None:
         converged = float(learning.converged)
-        checks.append(Check("learning converged", converged, 1.0, 1.0, learning.remedy))
+        advice = _after(config, learning)
+        checks.append(Check("learning converged", converged, 1.0, 1.0, advice))
         checks.append(_learned_per_star(config, fit, learning.n_data))
         if "noise" in config.model.learn:
             checks.append(_factor_on_errors(config, fit))
         if config.engine == "lognormal":
             checks += [*_learned_by_data(config, fit), *_known_mean(fit)]
     return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
+
+
+def _after(config: Config, learning: Learning) -> str:
+    """What to set where a fit has not converged."""
+    steps = config.fit.max_steps
+    advice = {
+        MGVIStatus.MAX_ROUNDS: "the fit still moved after all of its rounds: start it from what it "
+        "has learned (report.json), or leave some of it out of model.learn",
+        MGVIStatus.UNSOLVED: "solves ended with larger residuals than asked for, so that samples "
+        f"are too wide: raise fit.max_steps, now {steps}; where steps were left, take "
+        'compute.dtype = "float64"',
+        MGVIStatus.STRAYED: "samples leave the data at second order of their deviations: hold a "
+        "smaller model.std, or one that is learned from more stars",
+        MGVIStatus.MISFIT: "the most probable density does not reach the data: take "
+        'model.noise = "student-t" if some are outliers, learn "noise", set a finer grid.spacing, '
+        "or start from a larger model.std or a shorter model.length",
+    }
+    return {status.value: text for status, text in advice.items()}.get(
+        learning.status, learning.remedy
+    )
 
 
 def _common_zero_point(config: Config, fit: StarFit) -> tuple[Check, ...]:
@@ -257,7 +279,8 @@ def checks_of_refit(config: Config, fit: StarFit) -> tuple[Check, ...]:
     checks = [check.of_refit() for check in _checks_of_solver(config, fit)]
     if fit.learning is not None and config.engine == "lognormal":
         converged = float(fit.learning.converged)
-        checks.append(Check("refit converged", converged, 1.0, 1.0, fit.learning.remedy))
+        advice = _after(config, fit.learning)
+        checks.append(Check("refit converged", converged, 1.0, 1.0, advice))
     return tuple(checks)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.engines import Arrays, Learning, Watch
+from dustmap.engines import Arrays, Watch
 from dustmap.engines._engine import arrays_of, tensors_of
 from dustmap.errors import UserError
 from dustmap.gp import Batch
@@ -139,14 +139,14 @@ def fit_distances(
     if state is not None:
         reader = StateReader.of(state, _ROUNDS)
         stored = reader.read(_AddedState)
-        data = stored.data(config, limit, observed)
-        fit = reader.read(_FitState).fit(config, data.noisy.training(train))
+        data = FitData.of_arrays(config, limit, observed, stored.added)
+        fit = _restored(reader, config, data.noisy.training(train))
         return DistanceFit(fit, data, stored.rounds)
     result = _Rounds(config, observed, train, watch, limit).result()
     others_start_there = config.data.refit or "std" in config.model.learn
     if not (others_start_there and len(train) < len(observed)):
         result = replace(result, fit=replace(result.fit, start=_NONE))
-    records = _FitState.of(result.fit), _AddedState.of(result.data, *result.rounds)
+    records = result.fit, _AddedState(result.data.arrays(), result.rounds)
     watch.checkpointer.finish(state_of(_ROUNDS, *records, finished=True))
     return result
 
@@ -165,10 +165,10 @@ def kept_fit(
     follows, of data that this one changes."""
     state = watch.checkpointer.load()
     if state is not None:
-        return StateReader.of(state, _FIT).read(_FitState).fit(config, data)
+        return _restored(StateReader.of(state, _FIT), config, data)
     fit = fit_stars(config, data, start, watch.within("engine"), field, is_first)
     fit = replace(fit, hyperparameters=fit.hyperparameters.with_beyond(beyond))
-    watch.checkpointer.finish(state_of(_FIT, _FitState.of(fit), finished=True))
+    watch.checkpointer.finish(state_of(_FIT, fit, finished=True))
     return fit
 
 
@@ -189,41 +189,20 @@ def refit_all(
     data = observed.training(order)
     state = watch.checkpointer.load()
     if state is not None:
-        return StateReader.of(state, _REFIT).read(_FitState).fit(config, data)
+        return _restored(StateReader.of(state, _REFIT), config, data)
     held = _model.held(config)
     fit = fit_stars(held, data, start, watch.within("engine"), field)
     at = fit.hyperparameters.with_beyond(start.beyond_the_box())
     fit = replace(fit, hyperparameters=at, start={})
-    watch.checkpointer.finish(state_of(_REFIT, _FitState.of(fit), finished=True))
+    watch.checkpointer.finish(state_of(_REFIT, fit, finished=True))
     return fit
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class _FitState:
-    """The state of a fit that `load_stars` takes beside the data, with the report."""
-
-    hyperparameters: Hyperparameters
-    summary: Mapping[str, Any]
-    learning: Learning | None
-    arrays: Mapping[str, Tensor]
-    start: Mapping[str, Tensor]
-    errors: Mapping[str, float | None] | None = None
-    is_rough: bool = False
-
-    @staticmethod
-    def of(fit: StarFit) -> "_FitState":
-        """Take a fit without its posterior."""
-        arrays, start = tensors_of(fit.arrays), tensors_of(fit.start)
-        plain = fit.hyperparameters, fit.summary, fit.learning, arrays, start
-        return _FitState(*plain, fit.errors, fit.is_rough)
-
-    def fit(self, config: Config, data: Batch) -> StarFit:
-        """Return the fit of these data: the same bits."""
-        arrays, start = arrays_of(self.arrays), arrays_of(self.start)
-        fit, summary = load_stars(config, data, self.hyperparameters, arrays), dict(self.summary)
-        fit = replace(fit, summary=summary, learning=self.learning, arrays=arrays, start=start)
-        return replace(fit, errors=self.errors or {}, is_rough=self.is_rough)
+def _restored(reader: StateReader, config: Config, data: Batch) -> StarFit:
+    """The fit of these data that a state is of: the same bits."""
+    stored = reader.fields(StarFit)
+    fit = load_stars(config, data, stored["hyperparameters"], stored["arrays"])
+    return replace(fit, **stored)
 
 
 @final
@@ -231,17 +210,8 @@ class _FitState:
 class _AddedState:
     """`FitData.arrays`, and the lines of the rounds that have made them."""
 
-    added: Mapping[str, Tensor]
+    added: Arrays
     rounds: tuple[Mapping[str, Any], ...]
-
-    @staticmethod
-    def of(data: FitData, *rounds: Mapping[str, Any]) -> "_AddedState":
-        """Take the data of a fit without those of the catalog."""
-        return _AddedState(tensors_of(data.arrays()), rounds)
-
-    def data(self, config: Config, limit: MagnitudeLimit | None, observed: Observations) -> FitData:
-        """Return the data of the fit; observed: of the catalog."""
-        return FitData.of_arrays(config, limit, observed, arrays_of(self.added))
 
 
 @final
@@ -303,7 +273,8 @@ class _Rounds:
         state = part.load()
         if state is not None:
             stored = StateReader.of(state, _NOISE).read(_AddedState)
-            return stored.rounds[0], stored.data(self.config, self.limit, self.observed)
+            data = FitData.of_arrays(self.config, self.limit, self.observed, stored.added)
+            return stored.rounds[0], data
         assert data.added is not None
         at = _beyond.judged(self.config, fit, data.observed, data.added, self.train)
         dust = _beyond.prior_dust(self.config, at)
@@ -342,7 +313,7 @@ class _Rounds:
             "(mean)",
             change,
         )
-        part.finish(state_of(_NOISE, _AddedState.of(fresh, line), finished=True))
+        part.finish(state_of(_NOISE, _AddedState(fresh.arrays(), (line,)), finished=True))
         return line, fresh
 
     def _changes(

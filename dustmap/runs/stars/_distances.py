@@ -153,7 +153,8 @@ class DistanceFinder:
         if groups is not None:
             own = torch.from_numpy(np.repeat(groups, count)[lines.rows]).to(self.device)
             lines = replace(lines, rays=replace(lines.rays, groups=own))
-        along = observations.predict_extinction(self.fit.posterior, lines, self.dust)
+        gains = None if groups is None else self.fit.gains(lines.rays)
+        along = observations.predict_extinction(self.fit.posterior, lines, self.dust, gains=gains)
 
         def at_nodes(values: Tensor) -> Array:
             flat = np.zeros((len(values), nodes.size))
@@ -311,7 +312,8 @@ def are_placed(fit: StarFit, observed: Observations, index: Tensor) -> Tensor:
     """Say of stars at an index whether they are predicted at places (n,).
 
     Those whose distances add more than little to their errors, and the dust beyond the box little:
-    that is the prior's, the same for many stars. Zero points go with the average over distances.
+    that is the prior's, the same for many stars. Zero points go with the average over distances,
+    and so do means of stars, which are at no one place.
     """
     posterior = fit.posterior
     has_places = isinstance(posterior, LogNormalPosterior) and posterior.groups is None
@@ -319,7 +321,11 @@ def are_placed(fit: StarFit, observed: Observations, index: Tensor) -> Tensor:
         return torch.zeros_like(index, dtype=torch.bool)
     little = _LITTLE * observed.error_variance[index]
     inside = observed.expected_beyond[index].square() < little
-    return inside.to(index.device) & ~are_known(observed, index)
+    single = torch.ones_like(index, dtype=torch.bool)
+    if observed.spread.multiplicity is not None:
+        many = gathered(observed.batch.functional, observed.spread.multiplicity)
+        single = many[index].to(index.device) < 2.0
+    return inside.to(index.device) & ~are_known(observed, index) & single
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ y_n = (1 + s_g(n)) A_n + b_g(n) + noise.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 import torch
@@ -19,7 +19,13 @@ from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, GPModel, Prediction
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm, MonteCarlo, Quadrature
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, groups_of
-from dustmap.inference import LogNormalPosterior, PathwisePosterior, RobustSettings, Unresolved
+from dustmap.inference import (
+    REBUILT,
+    LogNormalPosterior,
+    PathwisePosterior,
+    RobustSettings,
+    Unresolved,
+)
 from dustmap.linalg import Progress, unwatched
 from dustmap.runs._machine import dtype_of, predicted
 from dustmap.runs.reports import Predictions
@@ -52,7 +58,11 @@ _NONE: engines.Arrays = {}
 def _global(config: Config) -> engines.AbstractEngine:
     fit, compute = config.fit, config.compute
     points = engines.PointSettings(
-        fit.samples, _model.PADDING, dtype_of(compute), compute.memory_bytes, fit.seed
+        fit.samples,
+        _model.PADDING,
+        dtype_of(compute),
+        compute.memory_bytes,
+        _model.draw_seed(config),
     )
     settings = engines.PathwiseSettings(
         points,
@@ -72,7 +82,7 @@ def _lognormal(config: Config) -> engines.AbstractEngine:
     settings = engines.LogNormalSettings(
         samples=fit.samples,
         cg_steps=fit.max_steps,
-        seed=fit.seed,
+        seed=_model.draw_seed(config),
         dtype=dtype_of(compute),
         memory=compute.memory_bytes,
         robust=_robust(config),
@@ -85,7 +95,7 @@ def _exact(config: Config) -> engines.AbstractEngine:
     # The plan of the run says what it may hold.
     memory, estimator = 2**62, _estimator(config, MONTE_CARLO_POINTS)
     settings = engines.ExactSettings(
-        _learning(config), memory, estimator=estimator, seed=config.fit.seed, draws=True
+        _learning(config), memory, estimator=estimator, seed=_model.draw_seed(config), draws=True
     )
     return engines.ExactEngine(settings)
 
@@ -107,7 +117,7 @@ def _hip(config: Config) -> engines.AbstractEngine:
         nugget=_NUGGET if config.model.kernel == "squared-exponential" else 0.0,
         epochs=fit.epochs,
         batch=fit.batch,
-        seed=fit.seed,
+        seed=_model.draw_seed(config),
     )
     return engines.InducingEngine(settings)
 
@@ -136,14 +146,14 @@ class StarFit:
     is_rough: whether it is less exact than it can be, for another fit to follow.
     """
 
-    posterior: AbstractPosterior
+    posterior: Annotated[AbstractPosterior, REBUILT]
     hyperparameters: Hyperparameters
     summary: dict[str, Any]
     learning: engines.Learning | None
     arrays: engines.Arrays = field(default_factory=dict)
     start: engines.Arrays = field(default_factory=dict)
-    at_nodes: Callable[[], Prediction] | None = None
-    on_grid: Callable[[], AbstractPosterior] | None = None
+    at_nodes: Annotated[Callable[[], Prediction] | None, REBUILT] = None
+    on_grid: Annotated[Callable[[], AbstractPosterior] | None, REBUILT] = None
     errors: Mapping[str, float | None] = field(default_factory=dict)
     is_rough: bool = False
 

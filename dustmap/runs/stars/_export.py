@@ -23,6 +23,7 @@ from dustmap.runs._machine import ALONE
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._grids import finer_of, nodes_of
+from dustmap.runs.stars._model import draw_seed
 from dustmap.sky import DustMap, Provenance, StarTable, figures, maps
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity, write_map
 from dustmap.sky.maps._field import plane_points
@@ -60,7 +61,7 @@ def field_of(
     box."""
     posterior, prior_std = fit.posterior, fit.hyperparameters.std
     if isinstance(posterior, LogNormalPosterior):
-        nodes, seed = nodes_of(config.grid), config.fit.seed
+        nodes, seed = nodes_of(config.grid), draw_seed(config)
         if isinstance(nodes, NestedGrids):
             return maps.NestedField(posterior, nodes, system, prior_std, seed, grid)
         return maps.NodeField(posterior, nodes, system, prior_std, seed, shown=grid)
@@ -81,7 +82,7 @@ def field_of(
         stored_samples=stored,
         own=own,
         device=device,
-        seed=config.fit.seed,
+        seed=draw_seed(config),
     )
 
 
@@ -352,16 +353,18 @@ def _shell(material: Material) -> "Figure | None":
 
 
 def _line(material: Material) -> "Figure | None":
-    """Draw the sight line towards the most stars; none if the Sun is not in the map.
+    """Draw the sight line towards the most stars of the map; none if the Sun is not in it.
 
     Where it is on a face, stars behind that do not count, nor those within a degree of it.
     """
     grid, stars = material.density.grid, material.stars
     if not grid.contains(torch.zeros(1, 3, dtype=torch.float64)).item():
         return None
-    ahead = stars.positions() / stars.distance[:, None]
+    places = stars.positions()
+    ahead = places / stars.distance[:, None]
     away = np.array(grid.lower) == 0.0, np.array(grid.upper) == 0.0
     seen = ~((away[0] & (ahead < _GRAZING)) | (away[1] & (ahead > -_GRAZING))).any(1)
+    seen &= grid.contains(torch.from_numpy(places)).numpy()
     if not seen.any():
         return None
     l, b = figures.busiest_direction(stars[seen])

@@ -119,6 +119,15 @@ def system_of(data: DataConfig) -> ExtinctionSystem | None:
     return system_named(data.system) if data.system else None
 
 
+def system_of_others(data: DataConfig, provenance: Mapping[str, Any]) -> ExtinctionSystem | None:
+    """The system of other catalogs without a label: data.system, but of a run on a star store that
+    of the files that it was ingested from, where they have one."""
+    names = {file.get("extinction_system") for file in provenance.get("files", ())}
+    if _names_store(data) and len(names) == 1 and (name := names.pop()):
+        return system_named(name)
+    return system_of(data)
+
+
 def from_store(store: star_tables.StarStore, needed: Needed | None = None) -> StarInput:
     """All stars of an ingested catalog or of an earlier run, or those that are needed."""
     provenance = dict(store.attributes.get("catalog", {}))

@@ -250,12 +250,14 @@ class StarMap(AbstractFinishedRun):
         }
 
     def read(self, catalog: Path, card: SchemaCard | str, system: str = "") -> _input.StarInput:
-        """Read stars as the run has read its own: with its distances, groups and data.system."""
+        """Read stars as the run has read its own: with its distances, groups and system."""
         data, card = self._asked(catalog, card)
-        named = system_named(system) if system else _input.system_of(data)
-        if named and not system:
-            log.info("%s: extinctions without a label are %s (data.system)", catalog, named)
-        return _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
+        own = _input.system_of_others(self.run.config.data, self.run.share.own.provenance)
+        named = system_named(system) if system else own
+        read = _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
+        taken = read.provenance["files"][0]["extinction_system"]
+        log.info("%s: extinctions are %s, as the file, its card or the run says", catalog, taken)
+        return read
 
     def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:
         """The run's [data] of another catalog, and its card."""
@@ -289,10 +291,9 @@ class StarMap(AbstractFinishedRun):
     ) -> dict[str, Array]:
         """Predict densities at the median distance of N stars and extinctions over the distribution
         of each distance, both NaN where the median distance is outside the box. What a distribution
-        has beyond it sees the prior's dust there, or none (grid.outside = "truncate").
-
-        groups (N,): the run's numbers of the groups of measurements, of which MEASURED is predicted
-        too, the extinctions with their zero points, without noise.
+        has beyond it sees the prior's dust there, or none (grid.outside = "truncate"). groups (N,):
+        the run's numbers of the groups of measurements, of which MEASURED is predicted too, the
+        extinctions with their zero points, without noise.
         """
         _parts.warn_beyond(self.run.tile, l, b, distances.median)
         parts = []

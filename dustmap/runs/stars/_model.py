@@ -29,6 +29,7 @@ from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.sky.observations import neighbour_scatter
 from dustmap.sky.simulation import GaussianDust, LogNormalDust, SkyModel
 from dustmap.sky.systems import system_named
+from dustmap.sky.tiles import SkyPixel
 
 #: Upper end of the central 68 %.
 _UPPER = float(ndtr(1.0))
@@ -349,6 +350,12 @@ def hyperparameters_of(
         **parts,
     )
     return at if robust is None else at.with_student_t(robust)
+
+
+def draw_seed(config: Config) -> int:
+    """The seed of posterior draws: a tile has its own, so that merged ones are independent."""
+    seed, tile = config.fit.seed, config.data.tile
+    return SkyPixel.named(tile).seed(seed) if tile else seed
 
 
 def held(config: Config) -> Config:

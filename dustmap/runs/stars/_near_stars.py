@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 
 from dustmap.config import Config, ModelConfig
 from dustmap.gp import LogDiscMean
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.functionals import LineIntegrals, groups_of
+from dustmap.inference import LogNormalPosterior
 from dustmap.linalg import AbstractWorld
 from dustmap.runs._machine import ALONE
 from dustmap.runs.reports import Check
@@ -185,8 +186,9 @@ class Residuals:
         shift = abs(self.total) if abs(self.total) > _SHIFT * math.sqrt(self.stars) else 0.0
         return max(shift, scatter if self.chi2 > _HARM else 0.0)
 
-    def advice(self, mean: float, error: float) -> str:
-        """What the residuals are of, and what to do; mean: of these stars' extinctions (mag)."""
+    def advice(self, mean: float, error: float, config: Config) -> str:
+        """What the residuals are of, and what to do; mean: of these stars' extinctions (mag), less
+        the zero points that their groups have in the fit."""
         of_stars = (
             f"{self.stars} stars within {self.within:.0f} pc have residuals of {self.chi2:.2f} "
             f"times the variance expected, and {self.total:+.1f} standard deviations in sum: "
@@ -194,8 +196,7 @@ class Residuals:
         if self.total < 0.0 and mean < -_WORST * error:
             return of_stars + (
                 f"the mean of their extinctions is {mean:.3g} ± {error:.1g} mag, less than no dust "
-                "at all explains; look for a zero point of the extinctions, and subtract it, or "
-                "name the column of surveys or types that have one each in data.groups"
+                f"at all explains; {_zero_advice(config)}"
             )
         too_high = (
             "; or their extinctions are too high, as medians of what cannot be negative are beside "
@@ -207,6 +208,19 @@ class Residuals:
             "as model.length of two spacings and model.std = 1, without length and std in "
             f"model.learn{too_high if self.total > 0.0 else ''}"
         )
+
+
+def _zero_advice(config: Config) -> str:
+    """What to do about a zero point that the fit has not."""
+    if not config.data.groups:
+        return (
+            "look for a zero point of the extinctions and subtract it; where surveys or types of "
+            "stars have one each, name their column in data.groups, which finds how they differ"
+        )
+    common = "look for a zero point that all groups have in common and subtract it"
+    if config.model.group_zero == "prior":
+        return common
+    return f'{common}, or let the prior of zero points bear it: model.group_zero = "prior"'
 
 
 def near_residuals(distance: Array, z: Array) -> tuple[Residuals, ...]:
@@ -237,8 +251,9 @@ def check_of_fit(
     worst = max(found, key=lambda residuals: residuals.worst)
     nearest = some[torch.sort(depth[some], stable=True).indices[: worst.stars].cpu()]
     advice = worst.advice(
-        float(observed.measured[nearest].mean()),
+        float((observed.measured[nearest] - _zeros(fit, observed)[nearest]).mean()),
         float(observed.error_variance[nearest].sum().sqrt()) / worst.stars,
+        config,
     )
     if _DOUBTFUL < worst.worst <= _WORST:
         log.warning("%s", advice)
@@ -246,6 +261,18 @@ def check_of_fit(
     keys = ("within", "stars", "chi2", "total")
     section = {key: [getattr(residuals, key) for residuals in found] for key in keys}
     return {"near_residuals": section}, (Check(name, worst.worst, 0.0, _WORST, advice),)
+
+
+def _zeros(fit: StarFit, observed: Observations) -> torch.Tensor:
+    """The zero points (N,) of the groups of measurements in a log-normal fit, 0 without a group."""
+    zeros, groups = torch.zeros_like(observed.measured), groups_of(observed.batch.functional)
+    assert isinstance(fit.posterior, LogNormalPosterior)
+    points = fit.posterior.zero_points()
+    if points is None or groups is None:
+        return zeros
+    known = groups >= 0
+    zeros[known] = points.mean.to(zeros)[groups[known]]
+    return zeros
 
 
 def weighted_median(values: Array, weights: Array) -> float:

@@ -16,6 +16,7 @@ from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
+from dustmap.sky.maps._quantities import integrals_std, standard_deviation
 from dustmap.sky.systems import conversion
 
 #: Planes of a cube that are in memory at once.
@@ -164,7 +165,7 @@ def _spread(density: DustMap, axis: Axis, index: int) -> Array | None:
         return None
     samples = (Cube(Quantity.SAMPLES, k) for k in range(density.n_samples))
     drawn = [_plane(density, axis, index, sample) for sample in samples]
-    return np.asarray(np.std(drawn, axis=0, ddof=1), np.float64)
+    return np.asarray(standard_deviation(np.stack(drawn), density.layout.positive), np.float64)
 
 
 def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) -> Plane:
@@ -177,7 +178,8 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
     coverage = None
     if {Quantity.MEAN, Quantity.COVERAGE} <= set(density.available):
         weighted = _integral(density, axis, (Quantity.MEAN, Quantity.COVERAGE))
-        coverage = np.divide(weighted, mean, out=np.zeros_like(mean), where=mean > 0)
+        nothing = np.where(np.isnan(mean), np.nan, 0.0)
+        coverage = np.divide(weighted, mean, out=nothing, where=mean > 0)
     centres = density.axes()[axis.value]
     true = None
     if truth is not None:
@@ -188,7 +190,7 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
     if density.n_samples > 1:
         samples = range(density.n_samples)
         drawn = [_integral(density, axis, (Quantity.SAMPLES,), k) for k in samples]
-        std = np.asarray(np.std(drawn, axis=0, ddof=1), np.float64)
+        std = np.asarray(integrals_std(np.stack(drawn), density.layout.positive), np.float64)
     return Plane(
         integrated=True,
         axis=axis,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 import numpy as np
 from astropy import units as u
@@ -127,6 +127,11 @@ class AbstractCubes(ABC):
     def finer(self) -> tuple["AbstractCubes", ...]:
         """The same quantities on finer levels, each within the box of the one before."""
         return ()
+
+    @property
+    def tile(self) -> Mapping[str, Any]:
+        """The pixel and margin_pc of the map of one tile; empty of others."""
+        return {}
 
     @property
     def name(self) -> str:
@@ -312,6 +317,10 @@ class ZarrCubes(AbstractFileCubes):
                 gone = f"a part of it is missing: {path.name}"
                 raise UserError(f"{self.path}: {gone}; copy or make it again")
         return tuple(map(ZarrCubes, paths))
+
+    @property
+    def tile(self) -> Mapping[str, Any]:
+        return self._group.tile or {}
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         index = (cube.sample, *box) if cube.quantity is Quantity.SAMPLES else box

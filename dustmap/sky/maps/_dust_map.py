@@ -349,8 +349,8 @@ class DustMap:
         `from` is where coverage along the ray from the Sun first is at least `least`, `to` where
         it first falls below again, or the face of the box. NaN where it never is. The distances
         of `coords` do not matter. Coverage c from S samples has a standard error of (1 − c) √(2/S)
-        (√(4/S) where they come in pairs): few samples make `to` uncertain by a part of a length
-        scale.
+        (√(4/S) where they come in pairs), so that it is averaged over four voxels along the ray;
+        where it is about `least` over a long way, `to` is uncertain by as much.
         """
         self._answers.require(Quantity.COVERAGE)
         ranges = self._answers.reliable_range(directions_of(coords), least)

@@ -2,11 +2,11 @@
 
 import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 from astropy import units as u
@@ -16,6 +16,7 @@ from astropy.wcs import WCS
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
+from dustmap.sky._provenance import TILE_CARDS
 from dustmap.sky.maps._cubes import (
     BLOCK,
     DESCRIPTIONS,
@@ -120,6 +121,12 @@ class FitsCubes(AbstractFileCubes):
                     f"{self.path}: voxels of {image.name} are {apart:.4g} pc along {name} from "
                     f"those of {first.name}: expected the same CRPIX, CRVAL and CDELT"
                 )
+
+    @cached_property
+    def tile(self) -> Mapping[str, Any]:
+        with self._opened() as hdus:
+            header = self._image(hdus, self.layout.cubes[0]).header
+            return {key: header[card] for card, (key, _) in TILE_CARDS.items() if card in header}
 
     def read(self, cube: Cube, box: Box) -> NDArray[np.float32]:
         with self._opened() as hdus:

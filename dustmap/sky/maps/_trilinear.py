@@ -34,6 +34,8 @@ _PART = 0.25
 _POINTS = 2**21
 #: Places along one line of sight at most.
 _MOST_ALONG = 600
+#: Steps of half a voxel before and behind, over which the reach of data is averaged.
+_AROUND = 4
 _GAUSS = 0.5 / math.sqrt(3.0)
 
 
@@ -385,7 +387,8 @@ def range_of(
     which values of places (K, 3) first are at least `least`; NaN where they never are, as along
     directions that are no numbers.
 
-    They are looked at in steps and are linear between them.
+    They are looked at in steps, averaged over `_AROUND` steps before and behind, for their own
+    errors are of voxel to voxel, and linear between them.
     """
     known = np.isfinite(directions).all(-1)
     if not known.all():
@@ -406,9 +409,19 @@ def range_of(
         # Rounding takes the ends of rays out of the box.
         here = values(np.clip(places, grid.lower, grid.upper)).reshape(s.shape)
         # −1 stands for no value at all: the box ends at the step before.
-        here[beyond | np.isnan(here)] = -1.0
-        ranges[start : start + size] = _range(s, here, least)
+        none = beyond | np.isnan(here)
+        held = np.where(none, 0.0, here), np.where(none, 0.0, 1.0)
+        sums, counts = (_averaged(np.asarray(each, np.float64)) for each in held)
+        smooth = sums / np.maximum(counts, 1e-9)
+        ranges[start : start + size] = _range(s, np.where(none, -1.0, smooth), least)
     return ranges
+
+
+def _averaged(values: Floats) -> Floats:
+    """Means (N, K) over steps before and behind, of values (N, K) between zeros."""
+    width = 2 * _AROUND + 1
+    sums = np.cumsum(np.pad(values, ((0, 0), (_AROUND + 1, _AROUND))), axis=-1)
+    return (sums[:, width:] - sums[:, :-width]) / width
 
 
 def _range(s: Floats, values: Floats, least: float) -> Floats:

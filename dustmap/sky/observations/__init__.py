@@ -2,8 +2,7 @@
 
 `sight_lines` turns directions and distances into rays, `observe` stars into data. Where distances
 are uncertain, a `DistanceSpread` says how much variance that adds to every extinction, and
-`distance_posterior` what the extinction says of the distance. `stream`
-takes a store of any size through the rows of an engine once, chunk by chunk.
+`distance_posterior` what the extinction says of the distance.
 """
 
 from dustmap.sky.observations._column import ColumnMap as ColumnMap
@@ -17,13 +16,10 @@ from dustmap.sky.observations._distances import common_distances as common_dista
 from dustmap.sky.observations._distances import distance_nodes as distance_nodes
 from dustmap.sky.observations._distances import distance_posterior as distance_posterior
 from dustmap.sky.observations._distances import smoothed as smoothed
-from dustmap.sky.observations._observe import STARS as STARS
 from dustmap.sky.observations._observe import HealpixBeams as HealpixBeams
 from dustmap.sky.observations._observe import Observations as Observations
-from dustmap.sky.observations._observe import StreamedPass as StreamedPass
 from dustmap.sky.observations._observe import observe as observe
 from dustmap.sky.observations._observe import observe_share as observe_share
-from dustmap.sky.observations._observe import stream as stream
 from dustmap.sky.observations._places import neighbour_scatter as neighbour_scatter
 from dustmap.sky.observations._places import sky_patches as sky_patches
 from dustmap.sky.observations._segments import DistanceSpread as DistanceSpread

@@ -1,4 +1,4 @@
-"""Stars as data of a Gaussian process: all at once, shared by ranks, or a chunk at a time.
+"""Stars as data of a Gaussian process, all at once or shared by ranks.
 
 y_n = ∫ρ(s) sf_n(s) ds + noise, with what is expected beyond the box taken from y, and the variance
 of distances and of that dust added to the noise.
@@ -8,10 +8,10 @@ held out together: a star beside another is predicted by it whatever the dust be
 like, so that what tells of the prior is a patch larger than the correlation length.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dustmap.errors import UserError
 from dustmap.gp import AbstractPosterior, Batch, Prediction, RegularGrid
-from dustmap.gp.features import AbstractBeams, Taps
+from dustmap.gp.features import AbstractBeams
 from dustmap.gp.functionals import (
     Counts,
     LineIntegrals,
@@ -33,7 +33,7 @@ from dustmap.gp.functionals import (
     own_rays,
 )
 from dustmap.inference import LogNormalPosterior
-from dustmap.linalg import AbstractWorld, Progress, chunks, unwatched
+from dustmap.linalg import AbstractWorld, Progress, unwatched
 from dustmap.sky._coordinates import pixel_directions, refuse_bad_nside
 from dustmap.sky.observations import _sight_lines
 from dustmap.sky.observations._column import FarColumn
@@ -41,13 +41,6 @@ from dustmap.sky.observations._segments import DistanceSpread, Moments, Stops
 from dustmap.sky.observations._sight_lines import BeyondBox, PriorDust, SightLines
 from dustmap.sky.stars import AbstractDistances, StarTable
 from dustmap.sky.stars._priors import Array
-
-#: Stars to read at once, and rays whose rows are made at once.
-STARS, RAYS = 2**16, 2**11
-#: Rows of few rays on the columns of a field.
-RowsOf: TypeAlias = Callable[[LineIntegrals], Taps]
-#: A number (N,) for each datum.
-PerDatum: TypeAlias = Callable[[Batch], Tensor]
 
 
 @final
@@ -336,72 +329,6 @@ def observe_share(
 
 def _counted_from(first: int, rays: LineIntegrals) -> LineIntegrals:
     return replace(rays, keys=rays.keys + first)
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class StreamedPass:
-    """Sums over all stars of a store that are seen through the box.
-
-    force (M,) = Wᵀ Σ⁻¹ (y − W u), float64; misfit: Σ_n (y_n − (W u)_n)² / Σ_nn; rays: how many.
-    """
-
-    force: Tensor
-    misfit: float
-    rays: int
-
-
-@torch.no_grad()
-def stream(
-    stars: Iterable[StarTable],
-    grid: RegularGrid,
-    outside: OutsidePolicy,
-    rows: RowsOf,
-    field: Tensor,
-    *,
-    target: PerDatum | None = None,
-    variance: PerDatum | None = None,
-    progress: Callable[[int], None] | None = None,
-) -> StreamedPass:
-    """Sum Wᵀ Σ⁻¹ (y − W u) over all stars of a store.
-
-    Rows of W serve both products and are forgotten. Memory is that of a chunk and a few fields,
-    whatever the store; sums are in float64.
-
-    Parameters
-    ----------
-    stars : such as `StarStore.chunks(STARS)`
-    grid, outside : see `observe`
-    rows : callable
-        Of W. For a log-normal density `interpolation_taps` and ρ at the nodes, or the taps of a
-        `BeamTable` and its expansion of ρ; for a Gaussian one `LocalFeatures.taps` and u = C^½ ε,
-        so that C^½ of the force is Φᵀ Σ⁻¹ (y − Φ ε).
-    field : (M,), u
-    target, variance : y, or y − H β, and the diagonal of Σ; those of the measurements by default
-    progress : is called with the number of stars
-    """
-    u = field.double()[:, None]
-    force, misfit, rays, done = torch.zeros_like(u), 0.0, 0, 0
-    for table in stars:
-        done += len(table)
-        where = (table.l, table.b, table.distances)
-        lines = _sight_lines.sight_lines(*where, grid, outside, field.device, may_be_none=True)
-        if progress is not None:
-            progress(done)
-        if not len(lines):
-            continue
-        batch = _observed(lines, lines.rays, table, torch.float64).batch
-        assert batch.noise_variance is not None
-        y = (batch.y if target is None else target(batch)).double()
-        sigma = (batch.noise_variance if variance is None else variance(batch)).double()
-        for part in chunks(len(batch), RAYS):
-            taps = rows(lines.rays[part]).to(torch.float64)
-            left = y[part, None] - taps.matmul(u)
-            weighted = left / sigma[part, None]
-            taps.add_adjoint(weighted, force)
-            misfit += float((left * weighted).sum())
-        rays += len(batch)
-    return StreamedPass(force[:, 0], misfit, rays)
 
 
 @final

@@ -401,7 +401,7 @@ def predict_extinction(
     posterior: AbstractPosterior,
     lines: SightLines,
     beyond: PriorDust | None = None,
-    samples: int = 8,
+    samples: int = 32,
     seed: int = 0,
     gains: Tensor | None = None,
 ) -> Prediction:
@@ -415,7 +415,7 @@ def predict_extinction(
     ----------
     posterior, lines
     beyond : the dust of the parts outside the box, where the lines have any
-    samples, seed : of the draws
+    samples, seed : of the draws, at most so many of those that a posterior has
     gains : (N,) or None
         E(1 + s) of measurements that are so many times A, where the rays have groups; None for A.
 

@@ -62,6 +62,10 @@ class SkyPixel:
             raise UserError(f"{name!r}: expected NSIDE/PIXEL, such as 2/17")
         return cls(int(nside), int(pixel))
 
+    def seed(self, seed: int) -> int:
+        """The pixel's own seed, 32 bits, of that of all pixels: their draws are independent."""
+        return int(np.random.SeedSequence((seed, self.nside, self.pixel)).generate_state(1)[0])
+
     @property
     def count(self) -> int:
         """Pixels of this size on the sphere."""

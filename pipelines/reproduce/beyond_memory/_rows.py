@@ -23,12 +23,13 @@ from dustmap.gp.features import (
 from dustmap.gp.functionals import LineIntegrals, OutsidePolicy
 from dustmap.gp.kernels import Matern32
 from dustmap.linalg import AbstractOperator, SparseOperator
-from dustmap.sky.observations import STARS, HealpixBeams, observe, stream
+from dustmap.sky.observations import HealpixBeams, observe
 from dustmap.sky.stars import StarStore, StarTable, concatenate, open_star_store
 from pipelines.reproduce._experiment import Row
 from pipelines.reproduce._timing import time_call
 from pipelines.reproduce._watched import measured
 from pipelines.reproduce.beyond_memory._sky import Sky
+from pipelines.reproduce.beyond_memory._stream import STARS, stream
 
 #: Vectors of a product, and room for the rows.
 _COLUMNS, _MEMORY = 8, 2**32

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from dustmap.gp import variance_of_pairs
-from dustmap.inference.lognormal._lognormal import log_normal_variance
+from dustmap.gp import log_normal_variance, variance_of_pairs
 from dustmap.sky.maps import MapRequest
 from dustmap.sky.maps._quantities import (
     log_moments,
