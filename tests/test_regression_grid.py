@@ -185,3 +185,16 @@ def test_data_on_a_lattice_take_it_where_no_coarser_grid_will_do() -> None:
     assert smooth.fine_enough
     none = automatic_grid(Matern12([0.5, 0.5]), x, 1e-4, lambda grid: grid.size <= 500)
     assert none.grid.size <= 500
+
+
+@pytest.mark.parametrize("width", [0.0, 1e-5, 1e-3])
+def test_a_column_that_hardly_varies_asks_for_the_grid_of_the_others(width: float) -> None:
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.uniform(0.0, 10.0, (600, 1)))
+    flat = torch.from_numpy(3.0 + width * rng.random((600, 1)))
+    known = {"noise_variance": 0.04, "fits": lambda grid: grid.size < 10_000}
+    alone = automatic_grid(Matern32(1.0, dim=1), x, **known)
+    beside = automatic_grid(Matern32((1.0, 1.0), dim=2), torch.cat([x, flat], 1), **known)
+    assert beside.fine_enough
+    assert beside.grid.shape[0] >= alone.grid.shape[0]
+    assert beside.grid.shape[1] <= 4

@@ -184,3 +184,18 @@ def test_what_a_column_of_one_value_leaves_open_has_no_error(value: float) -> No
     assert (intercept, open_slope) == (None, None)
     assert {"mean[0]", "mean[2]"} < {*model.hyperparameter_errors_["held"]}
     assert slope == pytest.approx(alone.hyperparameter_errors_["mean"][1], rel=0.05)
+
+
+def test_a_column_twice_in_other_units_changes_nothing() -> None:
+    """Temperatures in two units: of three coefficients the data determine two."""
+    rng = np.random.default_rng(1)
+    a, at = rng.random(100), np.linspace(0.1, 0.9, 9)
+    y = 2.0 + 3.0 * a + np.sin(8.0 * a) + 0.1 * rng.standard_normal(100)
+    one, both = (
+        HIPGPRegressor("matern12", engine="exact", mean="linear").fit(X, y)
+        for X in (a[:, None], np.stack([a, 1.8 * a + 32.0], 1))
+    )
+    expected, std = one.predict(at[:, None], return_std=True)
+    found = both.predict(np.stack([at, 1.8 * at + 32.0], 1))
+    assert np.abs(found - expected).max() < 0.01 * std.min()
+    assert np.abs(both.report_["hyperparameters"]["mean"]).max() < 100.0

@@ -218,3 +218,18 @@ def test_gross_outliers_do_not_widen_the_noise() -> None:
     model = HIPGPRegressor("matern52", noise="student-t").fit(X, y)
     assert model.noise_std_ == pytest.approx(0.01, rel=0.4)
     assert np.sqrt(np.mean((model.predict(X) - np.sin(X[:, 0])) ** 2)) < 0.01
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 5])
+def test_few_rows_are_no_outliers_of_each_other(rows: int) -> None:
+    """Neighbours that do not exist are none that a row is unlike."""
+    x = np.linspace(0.0, 1.0, rows)[:, None]
+    assert len(plain_rows(x, 2.0 * x[:, 0])) == rows
+    model = HIPGPRegressor("matern32", noise="student-t").fit(x, 2.0 * x[:, 0])
+    assert np.isfinite(model.predict(x)).all()
+
+
+def test_one_of_five_rows_is_an_outlier() -> None:
+    x = np.linspace(0.0, 1.0, 5)
+    y = np.where(np.arange(5) == 2, 50.0, x)
+    assert plain_rows(x[:, None], y).tolist() == [0, 1, 3, 4]

@@ -11,15 +11,11 @@ from astropy.io import fits
 
 from dustmap import __version__
 from dustmap.sky._streamed_fits import printable
+from dustmap.sky.maps._cubes import TILE_CARDS
 from dustmap.sky.systems import ExtinctionSystem, conversion
 
 #: Characters that a card of a FITS header holds beside its keyword.
 _CARD = 72
-#: Cards of the map of one tile, the keys of `Provenance.tile` that they hold, and comments.
-TILE_CARDS = {
-    "TILE": ("pixel", "HEALPix pixel that this map is of"),
-    "MARGIN": ("margin_pc", "pc beyond it from where stars are"),
-}
 
 
 @final

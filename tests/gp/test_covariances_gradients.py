@@ -15,7 +15,14 @@ from dustmap.gp.covariances import (
     plain_lags,
     wrapped_lags,
 )
-from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, Matern52, SquaredExponential
+from dustmap.gp.kernels import (
+    AbstractKernel,
+    Matern,
+    Matern12,
+    Matern32,
+    Matern52,
+    SquaredExponential,
+)
 from tests.contracts.functionals import uniform
 from tests.gp.parameters import check_one_direction, traced, with_values
 from tests.gp.test_covariances import Make, grid, mixed, rays
@@ -98,3 +105,14 @@ def test_gradcheck_of_lags(dim: int) -> None:
         return plain_lags(kernel, spacing, shape), wrapped_lags(kernel, spacing, shape, 1e-3)
 
     check_gradients(kernel, lags)
+
+
+@pytest.mark.parametrize("nu", [0.2, 1.0 / 3.0, 0.45, 0.8])
+def test_variances_of_rays_have_gradients_for_rough_kernels(nu: float) -> None:
+    kernel, f = Matern(nu, 0.7, 1.3, dim=2), rays(4, 2)
+
+    def outputs(kernel: AbstractKernel) -> tuple[Tensor, ...]:
+        estimator = ClosedForm()
+        return estimator.variance(kernel, f), estimator.between(kernel, f, f)
+
+    check_gradients(kernel, outputs, every=False)

@@ -96,3 +96,17 @@ def test_what_it_is_not_for() -> None:
     assert not has_dense_covariance(LocalFeatures(prior((12,))), stacked)
     assert not has_dense_covariance(LocalFeatures(prior((12,))), functional("derivatives", 1))
     assert not has_dense_covariance(HIPFeatures(prior((12,))), functional("rays", 1))
+
+
+@pytest.mark.parametrize("shape", [(9,), (7, 6), (5, 4, 6)])
+@pytest.mark.parametrize("cells", [-2.4, -1.1, 0.9, 1.6, 2.4])
+def test_data_in_the_padding_are_seen_as_by_the_rows(cells: float, shape: tuple[int, ...]) -> None:
+    """Data that are so many cells beyond the faces of all axes, and one within."""
+    features = LocalFeatures(prior(shape))
+    grid = features.prior.grid
+    h, upper = (torch.tensor(v, dtype=torch.float64) for v in (grid.spacing, grid.upper))
+    beyond = upper + cells * h if cells > 0 else cells * h
+    mixed = torch.where(torch.arange(len(shape)) == len(shape) - 1, beyond, 0.3 * upper)
+    data = PointValues(torch.stack([beyond, mixed, 0.4 * upper]))
+    phi = features.rows(data).phi
+    torch.testing.assert_close(dense_covariance(features, data), phi @ phi.mT, atol=1e-12, rtol=0.0)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dustmap.errors import UserError
-from dustmap.gp import GridPrior, NestedGrids, NestedPrior
+from dustmap.gp import GridPrior, NestedGrids, NestedPrior, RegularGrid
 from dustmap.gp.features import (
     AbstractFeatureMap,
     LevelResiduals,
@@ -19,7 +19,7 @@ from dustmap.gp.features import (
     row_bytes,
 )
 from dustmap.gp.functionals import Derivatives, LineIntegrals, PointValues, Stacked
-from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32
+from dustmap.gp.kernels import AbstractKernel, Matern12, Matern32, SquaredExponential
 from dustmap.linalg import SparseOperator
 from tests.gp.level_cases import SIDES, grid_of, kernel_of, nested_of, owner, random_rays
 from tests.gp.parameters import check_one_direction, of_parameters
@@ -245,3 +245,29 @@ def test_residuals_of_a_beam_are_alike_and_those_of_others_are_not() -> None:
     assert float(correlation[0, 2].abs()) < 0.3
     some = draws.chosen(torch.tensor([7, 2])).unit(rays, DOUBLE)
     torch.testing.assert_close(some, unit[[7, 2]], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("length", [2.0, 4.0])
+def test_places_on_a_plane_of_nodes_have_no_weight_on_the_opposite_face(
+    length: float, dim: int
+) -> None:
+    """A smooth kernel takes weights from all nodes of a stencil, at a node too."""
+    far = RegularGrid.from_bounds((-8.0,) * dim, (8.0,) * dim, (17,) * dim)
+    near = RegularGrid.from_bounds((-3.0,) * dim, (3.0,) * dim, (25,) * dim)
+    prior = NestedPrior.of(SquaredExponential(length, dim=dim), NestedGrids((far, near)))
+    features = NestedFeatures(prior)
+    on = torch.full((2, dim), 0.1, dtype=torch.float64)
+    on[0, -1], on[1, -1] = 2.75, -2.75  # the nodes next to the faces
+    whole = features.rows(PointValues(on))
+    variance = whole.phi.square().sum(1) + whole.residual_variance
+    assert ((variance - 1.0).abs() < 0.005).all()
+    weights = features.at_nodes.rows(PointValues(on)).phi[:, far.size :]
+    last = near.points()[:, -1]
+    assert weights[0, last < 1.9].abs().max() < 1e-12
+    assert weights[1, last > -1.9].abs().max() < 1e-12
+
+
+def test_lengths_of_their_own_for_each_axis_are_refused() -> None:
+    with pytest.raises(UserError, match=r"one length for all axes, got \[6.0, 1.0\]"):
+        NestedPrior.of(Matern32((6.0, 1.0)), nested_of(2, 2))

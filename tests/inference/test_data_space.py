@@ -77,3 +77,34 @@ def test_line_integrals_are_refused() -> None:
     rays = LineIntegrals.from_observer(torch.ones(3, 2, dtype=torch.float64))
     with pytest.raises(TypeError, match="solve_global"):
         solve_in_data_space(model, Batch(rays, data.y[:3]), SolveSettings())
+
+
+@pytest.mark.parametrize("loose", [1.0, 10.0, 1e3])
+def test_precise_data_are_solved_for_beside_loose_ones(loose: float) -> None:
+    """Half of the errors are a thousand times the others, which a plain residual would not see."""
+    model, data = problem(torch.float32)
+    sigma = torch.full((300,), NOISE**2, dtype=torch.float64)
+    sigma[::2] = loose**2
+    settings = SolveSettings(1e-4, 400, samples=64, seed=1)
+    found = solve_in_data_space(model, data, settings, sigma=sigma)
+    exact = solve_global(*problem(), SolveSettings(1e-9, 4000, samples=64, seed=1), sigma=sigma)
+    assert found.converged
+    places = data.functional[torch.arange(1, 300, 2)]
+    ours, theirs = (s.posterior.predict(places) for s in (found, exact))
+    assert ((ours.mean - theirs.mean).abs() / theirs.std).max() < 0.05
+    assert ((ours.std / theirs.std) - 1.0).abs().max() < 0.05
+
+
+def test_directions_of_the_mean_that_no_data_determine_are_left_out() -> None:
+    model, data = problem()
+    x = data.functional.x.clone()
+    x[:, 1] = 0.5 * x[:, 0] + 0.4  # in the box, and along one line
+    data = Batch(PointValues(x), data.y)
+    model = GridModel(model.features, LinearMean((0.0, 0.0)), model.likelihood)
+    settings = SolveSettings(rtol=1e-9, max_steps=3000, samples=16, seed=2, fit_mean=True)
+    ours, other = solve_in_data_space(model, data, settings), solve_global(model, data, settings)
+    assert ours.mean_coefficients.abs().max() < 10.0
+    places = data.functional[torch.arange(20)]
+    here, there = (s.posterior.predict(places) for s in (ours, other))
+    assert torch.allclose(here.mean, there.mean, atol=1e-4)
+    assert torch.allclose(here.std, there.std, rtol=0.02)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dustmap.gp import Batch, ConstantMean, FitStatus, GPModel, Parameters, ZeroPoints
+from dustmap.gp import Batch, ConstantMean, FitStatus, GPModel, Parameters, RegularGrid, ZeroPoints
 from dustmap.gp.features import DenseCovariance, GroupedFeatures, LocalFeatures, in_float64
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32, SumKernel
 from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import GlobalSettings, GridModel, fit_global
@@ -137,3 +137,28 @@ def test_learning_ends_at_the_top_of_the_dense_evidence() -> None:
     # What is left of the way, in standard deviations.
     left = slope * torch.tensor(learned.standard_deviations, dtype=torch.float64)
     assert float(left.abs().max()) < 0.2, left
+
+
+@pytest.mark.parametrize("std", [0.1, 0.3, 1.0])
+@pytest.mark.parametrize("share", [0.05, 1.0])
+def test_a_field_below_its_noise_is_learned_from_any_start(std: float, share: float) -> None:
+    """The evidence is as large as anywhere on a grid of variances, within what is left for rest:
+    where y is small beside A, standard deviations of the average information are long steps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(60, 2, generator=generator, dtype=torch.float64)
+    noise = 0.3 * torch.randn(60, generator=generator, dtype=torch.float64)
+    y = 0.3 * share * torch.sin(6.0 * x[:, 0]) + noise
+    data = Batch(PointValues(x), y, torch.full((60,), 0.09, dtype=torch.float64))
+    grid = RegularGrid.from_bounds((0.0, 0.0), (1.0, 1.0), (15, 15))
+    mean, likelihood = ConstantMean(0.0), GaussianLikelihood(learn=False)
+    model = GPModel(Matern32(0.3, std**2, dim=2).learning("variance"), mean, likelihood)
+    fit = fit_global(model, data, grid, GlobalSettings(samples=2, dtype=torch.float64))
+
+    def evidence(variance: float) -> float:
+        A = Matern32(0.3, variance, dim=2)(x[:, None] - x).detach() + 0.09 * torch.eye(60).double()
+        weights = torch.linalg.inv(A)
+        left = y - (weights @ y).sum() / weights.sum()
+        return float(-0.5 * left @ weights @ left - 0.5 * torch.logdet(A))
+
+    best = max(evidence(float(v)) for v in torch.logspace(-3.0, 0.0, 40))
+    assert evidence(float(fit.gp.kernel.variance())) > best - 0.1

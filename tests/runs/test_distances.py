@@ -151,11 +151,11 @@ def test_ignoring_the_errors_is_overconfident(sky: Path, finished: StarMap) -> N
 def test_extinctions_without_a_label_are_of_no_system(
     sky: Path, finished: StarMap, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """data.system of the run is not taken in silence; another that is named is converted to it."""
+    """The system of the run is not taken in silence; another that is named is converted to it."""
     arguments = ["evaluate", str(sky / "run"), "--catalog", str(sky / "stars.ecsv"), "--json"]
     assert main(arguments) == DONE
     told = capsys.readouterr()
-    assert "extinctions without a label are A_V (data.system)" in told.err
+    assert "stars.ecsv: extinctions are A_V, as the file, its card or the run says" in told.err
     assert (
         json.loads(told.out)["rmse"] == finished.evaluate(sky / "stars.ecsv", system="A_V")["rmse"]
     )

@@ -26,6 +26,11 @@ from dustmap.sky.systems import ExtinctionSystem, system_named
 if TYPE_CHECKING:
     from dustmap.sky._zarr import CheckedGroup
 
+#: Cards of the map of one tile, the keys of `AbstractCubes.tile` that they hold, and comments.
+TILE_CARDS = {
+    "TILE": ("pixel", "HEALPix pixel that this map is of"),
+    "MARGIN": ("margin_pc", "pc beyond it from where stars are"),
+}
 #: Bytes: every FITS file is a multiple of it.
 BLOCK = 2880
 #: start and stop of the voxels along z, y, x

@@ -16,10 +16,10 @@ from astropy.wcs import WCS
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._provenance import TILE_CARDS
 from dustmap.sky.maps._cubes import (
     BLOCK,
     DESCRIPTIONS,
+    TILE_CARDS,
     AbstractCubes,
     AbstractFileCubes,
     Box,

@@ -410,18 +410,22 @@ def range_of(
         here = values(np.clip(places, grid.lower, grid.upper)).reshape(s.shape)
         # −1 stands for no value at all: the box ends at the step before.
         none = beyond | np.isnan(here)
-        held = np.where(none, 0.0, here), np.where(none, 0.0, 1.0)
-        sums, counts = (_averaged(np.asarray(each, np.float64)) for each in held)
-        smooth = sums / np.maximum(counts, 1e-9)
-        ranges[start : start + size] = _range(s, np.where(none, -1.0, smooth), least)
+        here[none] = -1.0
+        ranges[start : start + size] = _range(s, _averaged(here), least)
     return ranges
 
 
 def _averaged(values: Floats) -> Floats:
-    """Means (N, K) over steps before and behind, of values (N, K) between zeros."""
-    width = 2 * _AROUND + 1
-    sums = np.cumsum(np.pad(values, ((0, 0), (_AROUND + 1, _AROUND))), axis=-1)
-    return (sums[:, width:] - sums[:, :-width]) / width
+    """Means (N, K) over as many steps before as behind, `_AROUND` where so many have a value; of
+    values (N, K), −1 for none."""
+    smooth, known = values.copy(), np.pad(np.cumsum(values >= 0.0, axis=-1), ((0, 0), (1, 0)))
+    sums = np.pad(np.cumsum(values, axis=-1), ((0, 0), (1, 0)))
+    for half in range(1, min(_AROUND, (values.shape[1] - 1) // 2) + 1):
+        width = 2 * half + 1
+        whole = known[:, width:] - known[:, :-width] == width
+        mean = (sums[:, width:] - sums[:, :-width]) / width
+        smooth[:, half:-half] = np.where(whole, mean, smooth[:, half:-half])
+    return smooth
 
 
 def _range(s: Floats, values: Floats, least: float) -> Floats:
