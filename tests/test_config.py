@@ -15,6 +15,9 @@ from dustmap.errors import UserError
 Tables = dict[str, dict[str, object]]
 
 
+TABLE = {"catalog": "table.csv"}
+
+
 def tables(**sections: dict[str, object]) -> Tables:
     return {"data": {"catalog": "stars.fits"}, **sections}
 
@@ -436,3 +439,26 @@ PIPELINES = Path(__file__).parents[1] / "pipelines"
 @pytest.mark.parametrize("path", sorted(PIPELINES.glob("*.toml")), ids=lambda path: path.name)
 def test_no_key_of_the_pipelines_is_without_effect(path: Path) -> None:
     assert config.idle_keys(config.load(path)) == ()
+
+
+def test_paths_that_lead_nowhere_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for given in ("~nobody-of-this-name/stars.fits", str(tmp_path / "loop")):
+        path = tmp_path / "run.toml"
+        path.write_text(f'[data]\ncatalog = "{given}"\n')
+        with pytest.raises(UserError, match="expected a path, got one that leads nowhere"):
+            config.load(path)
+    assert "in UTF-8" in refusal(data={"catalog": "stars\udcff.fits"})
+
+
+def test_times_have_an_end() -> None:
+    assert "of a year at most" in refusal("compute.timeout=1e300 h")
+
+
+def test_a_regression_has_no_scatter_of_stars() -> None:
+    regression = {"kind": "regression", "inputs": ["x"], "target": "y"}
+    words = refusal("model.learn=[length, std, mean, scatter]", data={**TABLE, **regression})
+    assert "which is of stars" in words
+    given = ("model.scatter=0.5", "data.parallax_zero_point=0.1")
+    idle = config.idle_keys(config.from_mapping({"data": {**TABLE, **regression}}, given))
+    assert {words.split()[0] for words in idle} == {"model.scatter", "data.parallax_zero_point"}

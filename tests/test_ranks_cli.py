@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import pytest
 
 from dustmap.cli import BAD_INPUT, CHECK_FAILED, DONE, FAILED, PREEMPTED, main
 from dustmap.cli._run import run_ranks
+from dustmap.distributed import world_from_environment
+from dustmap.errors import UserError
 
 RANK = """
 import json, os, signal, sys, time
@@ -128,3 +131,23 @@ def test_ranks_that_are_started_already(
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert main([*run, "--ranks", "2"]) == BAD_INPUT
     assert "4 ranks are started already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE = 'two' in the environment: expected a whole number"),
+        ({"WORLD_SIZE": "2"}, "RANK = None in the environment"),
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_PORT = None in the environment"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "1"}, "MASTER_ADDR is not in the"),
+    ],
+)
+def test_what_a_launcher_has_not_set_is_named(
+    environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=re.escape(words)), world_from_environment(5.0, gpu=False):
+        pass

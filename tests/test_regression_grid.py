@@ -192,9 +192,12 @@ def test_a_column_that_hardly_varies_asks_for_the_grid_of_the_others(width: floa
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.uniform(0.0, 10.0, (600, 1)))
     flat = torch.from_numpy(3.0 + width * rng.random((600, 1)))
-    known = {"noise_variance": 0.04, "fits": lambda grid: grid.size < 10_000}
-    alone = automatic_grid(Matern32(1.0, dim=1), x, **known)
-    beside = automatic_grid(Matern32((1.0, 1.0), dim=2), torch.cat([x, flat], 1), **known)
+
+    def fits(grid: RegularGrid) -> bool:
+        return grid.size < 10_000
+
+    alone = automatic_grid(Matern32(1.0, dim=1), x, 0.04, fits)
+    beside = automatic_grid(Matern32((1.0, 1.0)), torch.cat([x, flat], 1), 0.04, fits)
     assert beside.fine_enough
     assert beside.grid.shape[0] >= alone.grid.shape[0]
     assert beside.grid.shape[1] <= 4

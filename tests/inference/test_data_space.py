@@ -97,6 +97,7 @@ def test_precise_data_are_solved_for_beside_loose_ones(loose: float) -> None:
 
 def test_directions_of_the_mean_that_no_data_determine_are_left_out() -> None:
     model, data = problem()
+    assert isinstance(data.functional, PointValues)
     x = data.functional.x.clone()
     x[:, 1] = 0.5 * x[:, 0] + 0.4  # in the box, and along one line
     data = Batch(PointValues(x), data.y)

@@ -1,15 +1,17 @@
 """Runs whose distances are weighted behind a magnitude limit: states, results, and where not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dustmap.config import load
 from dustmap.errors import UserError
-from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
-from dustmap.runs.stars._distances import predictions
+from dustmap.runs import Stage, StarMap, execute_run, open_run, open_star_map, prepare
+from dustmap.runs.stars._distances import are_placed, predictions
 from dustmap.runs.stars._run import prepare_stars
 from dustmap.sky.simulation import (
     Measurements,
@@ -172,3 +174,15 @@ def test_tiles_are_refused(sky: Path) -> None:
     with pytest.raises(UserError, match=r"data\.magnitude_weights = false"):
         load(sky / "run.toml", [*LIMIT, "data.tile=1/0"])
     load(sky / "run.toml", [*LIMIT, "data.tile=1/0", "data.magnitude_weights=false"])
+
+
+def test_means_of_stars_are_predicted_at_no_one_place(free: Path) -> None:
+    finished = open_star_map(free)
+    fit, observed = finished.fit, finished.run.observed
+    index = torch.arange(len(observed))
+    placed = are_placed(fit, observed, index)
+    assert placed.any()
+    assert observed.spread is not None
+    many = torch.where(index % 2 == 0, 3.0, 1.0).double()
+    means = replace(observed, spread=replace(observed.spread, multiplicity=many))
+    assert torch.equal(are_placed(fit, means, index), placed & (index % 2 == 1))

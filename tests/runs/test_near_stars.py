@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.integrate import quad
 from scipy.stats import chi2, norm
 
-from dustmap.config import ModelConfig, load
+from dustmap.config import ModelConfig, from_mapping, load
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
 from dustmap.runs.stars._near_stars import NearDust, Residuals, near_residuals, weighted_median
@@ -240,3 +240,21 @@ def test_smooth_dust_near_the_sun_stays_where_it_is(tmp_path: Path) -> None:
         assert 0.8 < near_ratio(found, cloudy) < 1.2
     hole, _ = finished(tmp_path, sky, *usual, "grid.around=none", "model.mean=bubble")
     assert 0.8 < near_ratio(hole, cloudy) < near_ratio(found, cloudy)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "not_said"),
+    [
+        ((), "name their column in data.groups", "group_zero"),
+        (("data.groups=survey",), 'model.group_zero = "prior"', "name their column"),
+        (("data.groups=survey", "model.group_zero=prior"), "and subtract it", "group_zero"),
+    ],
+)
+def test_advice_on_zero_points_is_what_is_left_to_do(
+    settings: tuple[str, ...], says: str, not_said: str
+) -> None:
+    config = from_mapping({"data": {"catalog": "stars.fits"}}, settings)
+    advice = Residuals(60.0, 100, 1.2, -6.0).advice(-0.012, 0.002, config)
+    assert "-0.012 ± 0.002 mag, less than no dust at all explains" in advice
+    assert says in advice
+    assert not_said not in advice

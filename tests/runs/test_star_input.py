@@ -19,6 +19,7 @@ from dustmap.runs.stars._input import (
     read_stars,
     read_truth,
     renumbered,
+    system_of_others,
 )
 from dustmap.sky.catalogs import card_named, ingest
 from dustmap.sky.catalogs._rules import CardTable, parse_cut
@@ -108,3 +109,23 @@ def test_groups_that_a_run_does_not_know_are_said(caplog: pytest.LogCaptureFixtu
         assert not caplog.records
         assert renumbered(["1", "new", ""], ["1", "2"]).tolist() == [0, UNKNOWN, UNKNOWN]
     assert "such as 'new', have no zero points: it has '1', '2'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("catalog", "files", "name"),
+    [
+        ("mine.zarr", ("E(B-V)",), "E(B-V)"),
+        ("mine.zarr", ("E(B-V)", "A_V"), "A_V"),
+        ("mine.zarr", (), "A_V"),
+        ("mine.csv", ("E(B-V)",), "A_V"),
+    ],
+)
+def test_catalogs_without_a_label_are_in_the_system_of_what_was_ingested(
+    catalog: str, files: tuple[str, ...], name: str
+) -> None:
+    """data.system is that of the run, to which the store was converted."""
+    data = DataConfig(catalog=(catalog,), system="A_V")
+    provenance = {"files": [{"extinction_system": each} for each in files]}
+    found = system_of_others(data, provenance)
+    assert found is not None
+    assert found.name == name

@@ -357,3 +357,47 @@ def test_what_is_missing_is_no_zero_in_npz(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"column id lacks whole numbers in 1 rows .*\.parquet"):
         write_table(tmp_path / "t2.npz", table)
     assert not (tmp_path / "t2.npz").exists()
+
+
+def test_the_binary_table_is_read_behind_one_in_ascii(tmp_path: Path) -> None:
+    path, ours = tmp_path / "both.fits", np.array([10.0, 20.0])
+    ascii_columns = [fits.Column("l", "E10.3", array=np.array([200.0, 210.0]), ascii=True)]
+    parts = [
+        fits.PrimaryHDU(),
+        fits.TableHDU.from_columns(ascii_columns),
+        fits.BinTableHDU(Table({"l": ours})),
+    ]
+    fits.HDUList(parts).writeto(path)
+    reader = open_table(path)
+    np.testing.assert_array_equal(reader.whole()["l"], ours)
+    (chunk,) = reader.chunks(10, {ColumnRef("l"): ColumnType.NUMBER})
+    np.testing.assert_array_equal(chunk[ColumnRef("l")], ours)
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".ecsv", ".fits"])
+def test_gaps_in_vectors_stay_gaps(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"vectors{ending}"
+    flags = np.ma.array([[1, 2, -99], [4, 5, 6]], mask=[[False, False, True], [False] * 3])
+    write_table(path, Table({"flags": MaskedColumn(flags)}))
+    found = open_table(path).whole()["flags"]
+    values = np.asarray(np.ma.filled(np.ma.asarray(found, float), np.nan), np.float64)
+    np.testing.assert_array_equal(values, [[1, 2, np.nan], [4, 5, 6]])
+
+
+def test_unsigned_numbers_go_into_a_votable(tmp_path: Path) -> None:
+    path = tmp_path / "unsigned.vot"
+    columns = {f"u{8 * s}": np.array([1, 200], f"u{s}") for s in (1, 2, 4, 8)}
+    write_table(path, Table(columns))
+    found = open_table(path).whole()
+    assert all(found[name].tolist() == [1, 200] for name in columns)
+    with pytest.raises(UserError, match="column big holds numbers beyond"):
+        write_table(tmp_path / "big.vot", Table({"big": np.array([2**63], np.uint64)}))
+    assert not (tmp_path / "big.vot").exists()
+
+
+def test_vectors_in_npz_are_columns_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npz"
+    write_table(path, Table({"a": [1.0, 2.0], "v": [[3.0, 4.0], [5.0, 6.0]]}))
+    found = open_table(path).whole()
+    assert found.colnames == ["a", "v_0", "v_1"]
+    assert found["v_1"].tolist() == [4.0, 6.0]

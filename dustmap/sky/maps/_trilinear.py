@@ -422,7 +422,7 @@ def _averaged(values: Floats) -> Floats:
     sums = np.pad(np.cumsum(values, axis=-1), ((0, 0), (1, 0)))
     for half in range(1, min(_AROUND, (values.shape[1] - 1) // 2) + 1):
         width = 2 * half + 1
-        whole = known[:, width:] - known[:, :-width] == width
+        whole: Flags = known[:, width:] - known[:, :-width] == width
         mean = (sums[:, width:] - sums[:, :-width]) / width
         smooth[:, half:-half] = np.where(whole, mean, smooth[:, half:-half])
     return smooth

@@ -81,7 +81,7 @@ def test_a_projection_is_the_integral_of_the_linear_interpolant(axis: Axis) -> N
     expected = np.trapezoid(density.mean.astype(np.float64), dx=h, axis=2 - axis.value)
     np.testing.assert_allclose(plane.mean, expected, rtol=1e-12)
     drawn = np.stack([density.cube(q, k) for q in density.available[-1:] for k in range(4)])
-    columns = np.trapezoid(drawn.astype(np.float64), dx=h, axis=3 - axis.value)
+    columns = np.asarray(np.trapezoid(drawn.astype(np.float64), dx=h, axis=3 - axis.value))
     assert plane.std is not None
     odd, even = 0.5 * (columns[0::2] - columns[1::2]), 0.5 * (columns[0::2] + columns[1::2])
     variance = np.square(odd).mean(0) + even.var(0, ddof=1)  # of pairs
@@ -98,7 +98,7 @@ def test_columns_that_no_tile_has_are_no_prior() -> None:
     plane = projection_of(DustMap.from_arrays(GRID, arrays, "A_V"), Axis.Z)
     assert plane.coverage is not None
     np.testing.assert_array_equal(np.isnan(plane.coverage), np.isnan(plane.mean))
-    assert np.isnan(plane.coverage[1, 2])
+    assert np.isnan(np.asarray(plane.coverage)[1, 2])
 
 
 def test_coverage_of_a_column_is_weighted_by_its_dust() -> None:

@@ -9,7 +9,13 @@ import astropy.units as u
 import numpy as np
 import pytest
 import torch
-from astropy.coordinates import Galactocentric, SkyCoord
+from astropy.coordinates import (
+    Distance,
+    Galactic,
+    Galactocentric,
+    SkyCoord,
+    SphericalRepresentation,
+)
 from astropy.table import MaskedColumn
 from astropy.utils.masked import Masked
 from numpy.typing import NDArray
@@ -530,3 +536,26 @@ def test_percentiles_without_cubes_are_those_of_the_posterior_and_ascend() -> No
     wanted = posterior().percentiles(PointValues(places), q)
     np.testing.assert_allclose(found, wanted.T, rtol=1e-4)
     assert (np.diff(found) > 0).all()
+
+
+def test_noise_of_single_voxels_does_not_end_the_reach_of_data() -> None:
+    """Coverage of 0.4 to 75 pc and 0.1 beyond, with the errors of 32 samples, on voxels of 5 pc."""
+    grid = RegularGrid((-150.0, -10.0, -10.0), (5.0, 5.0, 5.0), (61, 5, 5))
+    x = np.abs(grid.points().numpy()[:, 0])
+    rng, ends = np.random.default_rng(3), []
+    for _ in range(20):
+        noise = 0.15 * rng.normal(size=(61, 1, 1)) * np.ones((61, 5, 5))
+        covered = (np.where(x < 75.0, 0.4, 0.1) + noise.ravel()).clip(0.0, 1.0)
+        cube = DustMap.from_nodes(grid, covered, None, A_V).mean
+        density = DustMap.from_arrays(grid, {Quantity.MEAN: cube, Quantity.COVERAGE: cube}, A_V)
+        where = SkyCoord(l=[0, 180] * u.deg, b=[0, 0] * u.deg, frame="galactic")
+        ends += density.reliable_distances(where).value[:, 1].tolist()
+    assert np.median(np.abs(np.array(ends) - 75.0)) < 10.0
+
+
+def test_a_distance_behind_the_sun_is_refused() -> None:
+    distance = Distance([50.0, -50.0] * u.pc, allow_negative=True)
+    sphere = SphericalRepresentation([30, 30] * u.deg, [5, 5] * u.deg, distance)
+    where = SkyCoord(Galactic(sphere))
+    with pytest.raises(UserError, match="1 of 2 distances are negative"):
+        MAP.query(where)
