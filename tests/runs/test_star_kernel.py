@@ -14,12 +14,15 @@ from dustmap import config as configuration
 from dustmap import engines
 from dustmap.config import Config
 from dustmap.engines import KernelChoice, Watch
+from dustmap.gp.functionals import OutsidePolicy
 from dustmap.linalg import Alone
 from dustmap.runs import execute_run, open_star_map, prepare
 from dustmap.runs.checkpoints._state_file import DiskCheckpoints
 from dustmap.runs.stars import _grids, _kernel, _model
 from dustmap.runs.stars._input import StarInput
 from dustmap.runs.stars._run import StarRun, assemble
+from dustmap.sky import galactic
+from dustmap.sky.observations import observe
 from dustmap.sky.simulation import (
     Bubbles,
     Disc,
@@ -31,6 +34,8 @@ from dustmap.sky.simulation import (
     simulate,
     write_sky,
 )
+from dustmap.sky.stars import ExactDistances, StarTable
+from dustmap.sky.systems import system_named
 from tests.skies import matern
 
 SIZE = (200.0, 200.0, 120.0)
@@ -218,3 +223,31 @@ def test_many_stars_and_fine_grids_are_thinned() -> None:
     assert replace(_kernel.compared_on(config).grid, around=config.grid.around) == config.grid
     assert "relative_scatter" in config.model.learn
     assert "relative_scatter" not in _kernel.compared_on(config).model.learn
+
+
+def test_the_noise_of_a_choice_is_that_of_the_stars_compared() -> None:
+    """Stars behind the same dust beyond the box are not independent: of 3,000, and of the 300 among
+    them that are compared."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-300.0, 300.0, (3_000, 3))
+    l, b, distance = galactic(x)
+    extinction = 1e-3 * distance + 0.05 * rng.standard_normal(3_000)
+    error, system = np.full(3_000, 0.05), system_named("A_V")
+    places = ExactDistances(distance)
+    stars = StarTable(np.arange(3_000), l, b, places, extinction, error, system)
+    grid = {"size": [400, 400, 400], "spacing": 40, "around": "none"}
+    tables = {"data": {"catalog": "a.fits"}, "grid": grid, "model": {"mean": "constant"}}
+    config = configuration.from_mapping(tables, ["model.kernel=matern32"])
+    box = _grids.grid_of(config.grid)
+    some = torch.randperm(3_000, generator=torch.Generator().manual_seed(1))[:300].sort().values
+    whole = observe(stars, box, OutsidePolicy.PRIOR)
+    alone = observe(stars[some.numpy()], box, OutsidePolicy.PRIOR)
+    of_all, of_some = (
+        _kernel._ray_data(config, observed, index).errors
+        for observed, index in ((whole, some), (alone, torch.arange(300)))
+    )
+    beyond = alone.counts.truncated
+    assert beyond > 100
+    ratio = (of_all / of_some).sqrt()
+    assert 0.8 < float(ratio.median()) < 1.25
+    assert float(ratio.max()) < 2.0

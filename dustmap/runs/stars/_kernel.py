@@ -173,6 +173,9 @@ def _ray_data(config: Config, observed: Observations, some: Tensor) -> RayData:
     """What the stars `some` say, at the nodes of the grid of config, before any fit."""
     noisy = observed if observed.exact else observed.with_added(first_added(config, observed)[0])
     noisy = replace(noisy, column=None)  # patches are of stars
+    if noisy.shared is not None:
+        # Of the stars behind the same dust beyond the box so many are among some at random.
+        noisy = replace(noisy, shared=noisy.shared * (len(some) / len(noisy)))
     data, relative = whole_batch(noisy.training(some)), None
     model = _model.model_of(config, _model.start_for(config, data), data)
     if _model.is_lognormal(config):
