@@ -140,6 +140,12 @@ def execute_compare(options: argparse.Namespace) -> int:
         figures.check_picture(options.figure)
     if not options.others and options.catalog is None:
         raise UserError("compare: expected an OTHER or a --catalog to compare with")
+    for name, default in {"distance": None, "step": None, "nside": NSIDE}.items():
+        if not options.others and getattr(options, name) != default:
+            raise UserError(
+                f"--{name} is of the rays along which maps are compared, and stars have their own: "
+                "leave it out"
+            )
     if options.catalog is None or not _options.is_run(path):
         _options.refuse_device(options, "none is asked for extinctions of stars here")
     ours = _map_source(options, path)

@@ -131,7 +131,7 @@ def _slice(options: argparse.Namespace) -> "Figure":
         raise UserError(f"--slice {plane}: expected x, y or z=PC, such as z=0 or x=-20pc")
     axis = figures.Axis[name.upper()]
     return figures.slice_figure(
-        _map(options), axis, parsecs(level), _truth(options), _clouds(options)
+        _map(options).on_one_grid(), axis, parsecs(level), _truth(options), _clouds(options)
     )
 
 
@@ -151,13 +151,13 @@ def _slices(options: argparse.Namespace) -> "Figure":
         )
     planes = [start + k * step for k in range(count)]
     return figures.slices_figure(
-        _map(options), figures.Axis[name.upper()], planes, _clouds(options)
+        _map(options).on_one_grid(), figures.Axis[name.upper()], planes, _clouds(options)
     )
 
 
 def _projection(options: argparse.Namespace, axis: str) -> "Figure":
     return figures.projection_figure(
-        _map(options), figures.Axis[axis], _truth(options), _clouds(options)
+        _map(options).on_one_grid(), figures.Axis[axis], _truth(options), _clouds(options)
     )
 
 
@@ -227,12 +227,13 @@ _DRAWN_FOR: dict[str, Callable[[argparse.Namespace], "Figure"]] = {
 
 
 def _map(options: argparse.Namespace) -> "maps.DustMap":
+    """The map, with all of its levels."""
     path = Path(options.map)
     if not _options.is_run(path):
-        return _options.map_at(options, path).on_one_grid()
+        return _options.map_at(options, path)
     # The threads of the run, and its memory or another.
     compute = configuration.load(path / "config.toml", _options.computing(options, path)).compute
-    return maps.DustMap.open(path, memory=compute.memory_bytes // 2).on_one_grid()
+    return maps.DustMap.open(path, memory=compute.memory_bytes // 2)
 
 
 def _truth(options: argparse.Namespace) -> "maps.DustMap | None":

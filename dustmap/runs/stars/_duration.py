@@ -41,6 +41,9 @@ from dustmap.sky.observations import HealpixBeams
 PRODUCTS = {"lognormal": (400, 2_600, 200), "gaussian": (0, 8000, 38)}
 #: Products of rows to one of the prior in log-normal fits, and all that they do over both.
 _ROWS_TO_ONE, _ALL_OVER_PRODUCTS = 4.0, 2.2
+#: Stars from which on steps of solves on their side grow as the root of their number, and the
+#: largest rank of the preconditioner of such solves, with two products to one of the prior.
+_FEW_STARS, _RANK = 4_000, 256
 #: What another fit, with other noise, adds to one.
 _ROUND_SHARE = {"lognormal": 0.25, "gaussian": 0.7}
 #: Covariances of few stars as matrices: of a solve, and of learning (134 with 2,000 at 20 pc), and
@@ -170,7 +173,8 @@ def _global_seconds(config: Config, rays: LineIntegrals) -> float:
         count = expected_covariances(config, len(rays))
         return count * once * _machine.seconds_per_operation(rays.device)
     if is_lognormal(config):
-        return expected_products(config) * _several_seconds(config, rays)
+        steps = max(1.0, math.sqrt(len(rays) / _FEW_STARS))
+        return expected_products(config) * steps * _several_seconds(config, rays)
     dtype = dtype_of(config.compute)
     transforms = sum(_fft_seconds(torus, dtype, rays.device) for torus in _tori(config))
     product = 2 * ROW_NODES * _row_seconds(config, rays, 1)
@@ -180,8 +184,10 @@ def _global_seconds(config: Config, rays: LineIntegrals) -> float:
 def _several_seconds(config: Config, rays: LineIntegrals) -> float:
     """Time a product of the prior and those of rows that come with it, of several at once, as most
     of a log-normal fit are, and the rest of what it does for them."""
+    n, device = len(rays), rays.device
     of_rows = _ROWS_TO_ONE * _row_seconds(config, rays, VECTORS)
-    return _ALL_OVER_PRODUCTS * (_prior_seconds(config, rays.device) + of_rows)
+    of_solver = 2.0 * n * min(_RANK, n // 8) * _machine.seconds_per_operation(device)
+    return _ALL_OVER_PRODUCTS * (_prior_seconds(config, device) + of_rows + of_solver)
 
 
 def _prior_seconds(config: Config, device: torch.device) -> float:

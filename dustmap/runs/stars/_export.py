@@ -50,6 +50,8 @@ _GRAZING = 0.0175
 _COMPARED = ("mean", "std", "p16", "p84")
 #: Draws a figure; gives None where the run has nothing to show in it.
 Draw: TypeAlias = "Callable[[Material], Figure | None]"
+#: Voxels of a map that is made for pictures alone.
+_DRAWN = 2**22
 #: What helps where even thin slabs are too large.
 _ADVICE = "set a smaller --memory, export.samples or fewer export.quantities"
 
@@ -217,7 +219,8 @@ def drawn_map(
         written = DustMap.open(directory.path / f"map.{config.export.formats[0]}")
         if set(wanted) <= set(written.available):
             return written.on_one_grid()
-    grid = maps.finest_grid(grid, (finer.spacing for finer in finer_of(config.grid)))
+    finer = (finer.spacing for finer in finer_of(config.grid))
+    grid = maps.finest_grid(grid, finer, _DRAWN)
     return DustMap.from_field(field, grid, MapRequest(wanted))
 
 

@@ -16,6 +16,7 @@ the nodes, whose variance h²/6, h the spacing along an axis, comes to those of 
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -39,6 +40,7 @@ from dustmap.sky.clouds._structures import (
 )
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import refuse_unknown
+from dustmap.sky.maps._trilinear import within_box
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 
 log = logging.getLogger(__name__)
@@ -130,6 +132,7 @@ class Clouds:
     criteria, system
     structures : the voxels of each
     grid : whose nodes are the voxels' centres
+    spacing : distances (K, 3) of the run's nodes, and at least of voxels, at their centres
     """
 
     mean: Forms
@@ -142,6 +145,7 @@ class Clouds:
     system: ExtinctionSystem
     structures: Structures
     grid: RegularGrid
+    spacing: Array
 
     def __len__(self) -> int:
         return self.structures.count
@@ -164,11 +168,11 @@ class Clouds:
 
     def _cell(self, name: str) -> Array | float:
         """Return the standard deviation of places between nodes, 0 of other properties."""
-        cell = np.array(self.grid.spacing) / math.sqrt(6.0)
+        cell = self.spacing / math.sqrt(6.0)
         if name == "place":
             return cell
         if name == "distance":
-            ahead = self.mean.place / self.mean.distance[:, None]
+            ahead = self.mean.place / np.maximum(self.mean.distance, 1e-9)[:, None]
             return np.asarray(np.linalg.norm(ahead * cell, axis=1))
         return 0.0
 
@@ -263,6 +267,7 @@ def find_clouds(
     >>> len(clouds), clouds.table()["distance"].round(1)
     (1, <Quantity [61.6] pc>)
     """
+    levels = [cubes.layout.grid for cubes in (density.cubes, *density.cubes.finer)]
     density = density.on_one_grid()
     mean = _cube(density, Quantity.MEAN)
     criteria = criteria or Criteria(default_threshold(density))
@@ -283,7 +288,20 @@ def find_clouds(
         named = names_of(known, mean, structures, density.grid)
     at_face, covered = _at_face(structures), _coverage(density, structures)
     system, grid = density.system, density.grid
-    return Clouds(forms, drawn, *named, at_face, covered, criteria, system, structures, grid)
+    nodes = [rest.nodes for rest in density.layout.between] or levels
+    spacing = _spacing_at(forms.place, nodes, grid)
+    of_map = criteria, system, structures, grid, spacing
+    names, distances = named
+    return Clouds(forms, drawn, names, distances, at_face, covered, *of_map)
+
+
+def _spacing_at(places: Array, nodes: Sequence[RegularGrid], voxels: RegularGrid) -> Array:
+    """Distances (K, 3) around places (K, 3) of the nodes of grids, coarsest first, and at least
+    those of the voxels."""
+    spacing = np.array(np.broadcast_to(voxels.spacing, places.shape), np.float64)
+    for grid in nodes:
+        spacing[within_box(grid, places)] = np.maximum(grid.spacing, voxels.spacing)
+    return spacing
 
 
 def _why_none(density: Values, criteria: Criteria) -> str:

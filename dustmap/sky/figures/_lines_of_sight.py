@@ -93,7 +93,7 @@ def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None =
     Bands of the density are the map's percentiles or, without them, mean ± std; those of the
     extinction are the percentiles of the stored samples, if there are any.
     """
-    step = 0.5 * min(density.grid.spacing)
+    step = 0.5 * density.finest_spacing
     distance, places = _places(density.grid.lower, density.grid.upper, step, l, b)
     bands = _band(density, places, False), _band(density, places, True)
     coverage = density.coverage(places) if Quantity.COVERAGE in density.available else None

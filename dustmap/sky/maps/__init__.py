@@ -12,7 +12,6 @@ from dustmap._on_use import on_use
 if TYPE_CHECKING:
     from dustmap.sky.maps._answers import muted_reports as muted_reports
     from dustmap.sky.maps._dust_map import DustMap as DustMap
-    from dustmap.sky.maps._dust_map import finest_grid as finest_grid
     from dustmap.sky.maps._field import AbstractDensityField as AbstractDensityField
     from dustmap.sky.maps._field import FieldTraits as FieldTraits
     from dustmap.sky.maps._field import Planes as Planes
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._field import slab_memory as slab_memory
     from dustmap.sky.maps._nested_field import NestedField as NestedField
     from dustmap.sky.maps._node_field import NodeField as NodeField
+    from dustmap.sky.maps._one_grid import finest_grid as finest_grid
     from dustmap.sky.maps._posterior_field import LimitedField as LimitedField
     from dustmap.sky.maps._posterior_field import OwnNodes as OwnNodes
     from dustmap.sky.maps._posterior_field import PosteriorField as PosteriorField

@@ -61,14 +61,14 @@ class Answers:
         def covered(places: Floats) -> Floats:
             return np.asarray(self.interpolated(cubes, places, Outside.NAN)[0])
 
-        step = 0.5 * self._finest_spacing
+        step = 0.5 * self.finest_spacing
         return _trilinear.range_of(covered, self.layout.grid, step, directions, least)
 
     @property
-    def _finest_spacing(self) -> float:
+    def finest_spacing(self) -> float:
         """Least distance of voxels in pc, of all levels."""
         own = min(self.layout.grid.spacing)
-        return own if self._finer is None else min(own, self._finer._finest_spacing)
+        return own if self._finer is None else min(own, self._finer.finest_spacing)
 
     def densities(
         self, positions: Floats, mode: Mode, levels: tuple[float, ...], outside: Outside

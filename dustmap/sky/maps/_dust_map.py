@@ -1,7 +1,9 @@
 """The map that users load and ask, in the coordinates that they have."""
 
+import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -18,6 +20,7 @@ from dustmap.sky.maps._between import CellVariance
 from dustmap.sky.maps._cubes import AbstractCubes, Cube, Layout, MemoryCubes, ZarrCubes
 from dustmap.sky.maps._datasets import cubes_of, profile_of, sky_of
 from dustmap.sky.maps._fits_cubes import FitsCubes
+from dustmap.sky.maps._one_grid import VOXELS, OneGridCubes, finest_grid
 from dustmap.sky.maps._quantities import (
     DATA_DOMINATED,
     MapRequest,
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     from dustmap.sky.maps._field import AbstractDensityField
     from dustmap.sky.view import MapView
 
+log = logging.getLogger(__name__)
+
 _MEMORY = 4 * 2**30
-#: Voxels of a map of several levels on one grid.
-VOXELS = 2**22
 _EQUATORIAL = ("icrs", "fk4", "fk5", "fk4noeterms")
 _EXPECTED = "expected a run directory, a map.zarr or a map.fits"
 
@@ -117,7 +120,8 @@ class DustMap:
         return cls.from_arrays(grid, arrays, field.system, *rest)
 
     def on_one_grid(self) -> "DustMap":
-        """Return the map itself, or where it has finer levels that of `finest_grid`, in memory.
+        """Return the map itself, or where it has finer levels that of `finest_grid`, whose voxels
+        are interpolated as they are read; levels that are too fine for it are left out, and named.
 
         Levels do not go over into each other: within a voxel of the face of one, where the density
         jumps, that of the map is between both.
@@ -126,16 +130,22 @@ class DustMap:
             return self
         spacings = [cubes.layout.grid.spacing for cubes in self.cubes.finer]
         grid = finest_grid(self.grid, spacings)
-        points, leading = grid.points().numpy(), self.layout.request.leading
-        arrays = {q: np.empty((*leading(q), *grid.shape[::-1]), np.float32) for q in self.available}
-        for cube in self.layout.cubes:
-            (values,) = self._answers.of_cube(cube, points)
-            cube.of(arrays[cube.quantity])[...] = values.reshape(grid.shape).transpose()
+        if grid.spacing != spacings[-1]:
+            log.warning(
+                "the finest levels are left out, down to voxels of %s pc: one grid with all levels "
+                "has at most %d voxels; `query` and exports have them",
+                *(" x ".join(f"{h:g}" for h in grid.spacing), VOXELS),
+            )
         layouts = [cubes.layout for cubes in (self.cubes, *self.cubes.finer)]
         # Every level has those of all grids, but in files of before.
         between = {rest.nodes: rest for layout in layouts for rest in layout.between}
-        rest = self.layout.positive, tuple(between.values())
-        return DustMap.from_arrays(grid, arrays, self.system, *rest)
+        described = replace(self.layout, grid=grid, between=tuple(between.values()))
+        return DustMap(OneGridCubes(described, self._answers), memory=self._memory)
+
+    @property
+    def finest_spacing(self) -> float:
+        """Least distance of voxels in pc, of all levels."""
+        return self._answers.finest_spacing
 
     def over_voxels(self) -> "DustMap":
         """Return means over voxels, of the finest level, with std and others of samples alone."""
@@ -223,7 +233,7 @@ class DustMap:
     def distances(self) -> u.Quantity:
         """Distances from the nearest to the farthest point of the box, at most a voxel apart."""
         near, far = self.distance_bounds.to_value(u.pc)
-        count = math.ceil((far - near) / min(self.grid.spacing)) + 1
+        count = math.ceil((far - near) / self.finest_spacing) + 1
         return np.linspace(near, far, count) * u.pc
 
     @property
@@ -425,20 +435,3 @@ def _cubes_at(path: Path) -> AbstractCubes:
     if (path / "config.toml").is_file():
         raise FileNotFoundError(f"{path}: the run has no map; write one with dustmap export")
     raise FileNotFoundError(f"{path}: {_EXPECTED}")
-
-
-def finest_grid(grid: RegularGrid, spacings: Iterable[tuple[float, ...]]) -> RegularGrid:
-    """Return a grid of the same box with the last of some spacings, which divide its sides, that
-    gives it no more than `VOXELS` voxels; finer ones come later.
-
-    Examples
-    --------
-    >>> finest_grid(RegularGrid((0.0,), (2.0,), (5,)), [(0.5,), (1e-6,)]).shape
-    (17,)
-    """
-    finest = grid
-    for spacing in spacings:
-        sides = zip(grid.lower, grid.upper, spacing, strict=True)
-        shape = tuple(round((b - a) / h) + 1 for a, b, h in sides)
-        finest = RegularGrid(grid.lower, spacing, shape) if math.prod(shape) <= VOXELS else finest
-    return finest

@@ -16,6 +16,7 @@ from dustmap.sky import galactic
 from dustmap.sky.clouds import Clouds, Criteria, NamedPlaces, find_clouds, solar_masses
 from dustmap.sky.clouds._clouds import default_threshold
 from dustmap.sky.maps import DustMap, Quantity
+from dustmap.sky.maps._between import CellVariance
 from dustmap.sky.systems import system_named
 from dustmap.tables import write_table
 
@@ -265,3 +266,23 @@ def test_names_of_clouds_are_those_of_the_middle_of_their_lines() -> None:
         known.place("Tauri")
     with pytest.raises(UserError, match="no name is near to it"):
         known.place("")
+
+
+def test_errors_of_places_have_the_nodes_of_the_run() -> None:
+    """Voxels of 5 × 8 × 4 pc between nodes 20 pc apart, and 10 pc apart near the Sun."""
+    far = RegularGrid((-200.0, -160.0, -80.0), (20.0,) * 3, (21, 17, 9))
+    near = RegularGrid((-60.0, -60.0, -40.0), (10.0,) * 3, (13, 13, 9))
+    samples = [ball()] * 4
+    arrays = {Quantity.MEAN: FLOOR + ball(), Quantity.SAMPLES: FLOOR + np.stack(samples)}
+    for nodes, expected in (((far,), 20.0), ((far, near), 20.0), ((near,), None), ((), None)):
+        between = tuple(CellVariance(grid, (0.0,) * 64) for grid in nodes)
+        density = DustMap.from_arrays(GRID, arrays, "A_V", True, between)
+        (row,) = find_clouds(density, AT).table()
+        for axis, voxels in zip("xyz", GRID.spacing, strict=True):
+            apart = voxels if expected is None else expected
+            assert row[f"{axis}_std"].to_value(u.pc) == pytest.approx(apart / math.sqrt(6.0))
+
+
+def test_a_cloud_around_the_sun_has_errors() -> None:
+    (row,) = clouds_of(ball(np.zeros(3)), [ball(np.zeros(3))] * 2).table()
+    assert np.isfinite(row["distance_std"].to_value(u.pc))

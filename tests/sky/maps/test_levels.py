@@ -22,7 +22,15 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior, Unresolved
 from dustmap.sky import Provenance
-from dustmap.sky.maps import DustMap, MapRequest, NestedField, Quantity, Slabs, write_map
+from dustmap.sky.maps import (
+    DustMap,
+    MapRequest,
+    NestedField,
+    Quantity,
+    Slabs,
+    finest_grid,
+    write_map,
+)
 from dustmap.sky.maps._cubes import AbstractCubes, Box, Cube, Layout, MemoryCubes
 from dustmap.sky.maps._trilinear import variance_between
 from dustmap.sky.systems import system_named
@@ -367,3 +375,26 @@ class _Levels(AbstractCubes):
     @property
     def finer(self) -> tuple[AbstractCubes, ...]:
         return self.others
+
+
+def test_one_grid_is_read_as_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A part of a cube is that part of the whole; levels too fine for one grid are named."""
+    path = tmp_path / "map.zarr"
+    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"))
+    density = DustMap.open(path)
+    with caplog.at_level("WARNING"):
+        whole = density.on_one_grid()
+    assert "left out" not in caplog.text
+    assert whole.grid.spacing == NESTED.grids[-1].spacing
+    part = (slice(2, 7), slice(None), slice(1, 3))
+    for cube in (Cube(Quantity.MEAN), Cube(Quantity.SAMPLES, 1)):
+        every = whole.cubes.read(cube, (slice(None),) * 3)
+        np.testing.assert_array_equal(whole.cubes.read(cube, part), every[part])
+    monkeypatch.setattr(finest_grid, "__defaults__", (whole.grid.size - 1,))
+    with caplog.at_level("WARNING"):
+        coarse = density.on_one_grid()
+    assert coarse.grid.spacing > whole.grid.spacing
+    assert "the finest levels are left out" in caplog.text

@@ -113,14 +113,30 @@ function galactic([x, y, z]) {
   return { l: (Math.atan2(y, x) * degree + 360) % 360, b: distance > 0 ? Math.asin(z / distance) * degree : 0, distance };
 }
 
+/** Σ (x − mean)² over the divisor. */
+function spreadOver(values, divisor) {
+  const middle = values.reduce((sum, value) => sum + value, 0) / values.length;
+  return values.reduce((sum, value) => sum + (value - middle) ** 2, 0) / divisor;
+}
+
+/** The variance of draws; those of a positive density come in pairs c ± δ, one beside the other. */
+function variance(drawn) {
+  const count = drawn.length;
+  if (!about.positive) return spreadOver(drawn, count - 1);
+  if (count % 2) return spreadOver(drawn, count - 1 / count);
+  const pairs = count / 2;
+  const odd = Array.from({ length: pairs }, (_, p) => 0.5 * (drawn[2 * p] - drawn[2 * p + 1]));
+  const even = Array.from({ length: pairs }, (_, p) => 0.5 * (drawn[2 * p] + drawn[2 * p + 1]));
+  const linear = odd.reduce((sum, value) => sum + value * value, 0) / pairs;
+  return pairs > 1 ? linear + spreadOver(even, pairs - 1) : linear;
+}
+
 /** The numbers at a place, of the posterior; undefined where the map has no such volume. */
 function numbersAt(place) {
   const get = (name) => (volumes.get(name)?.codes ? volumes.get(name).at(place) : undefined);
   const density = get("mean");
   const spread = get("spread");
   const drawn = samples.filter((each) => each.codes).map((each) => each.integral(place));
-  const middle = drawn.reduce((sum, value) => sum + value, 0) / drawn.length;
-  const squares = drawn.reduce((sum, value) => sum + (value - middle) ** 2, 0);
   return {
     ...galactic(place),
     place,
@@ -128,7 +144,7 @@ function numbersAt(place) {
     std: spread === undefined ? undefined : about.positive ? spread * density : spread,
     coverage: get("coverage"),
     column: volumes.get("mean").integral(place),
-    columnStd: drawn.length > 1 ? Math.sqrt(squares / (drawn.length - 1)) : undefined,
+    columnStd: drawn.length > 1 ? Math.sqrt(variance(drawn)) : undefined,
     drawn: drawn.length,
     sunOutside: !inBox([0, 0, 0]),
   };

@@ -55,21 +55,30 @@ function fragmentOf(now) {
   return said.join("&");
 }
 
+/** Name and text of a pair name=text; empty ones of what is no text. */
+function decoded(pair) {
+  try {
+    return pair.split("=").map(decodeURIComponent);
+  } catch {
+    return ["", ""];
+  }
+}
+
 /** The state that a fragment describes; what cannot be read is as at the start. */
 function stateOf(fragment) {
   const now = structuredClone(start);
   for (const pair of fragment.replace(/^#/, "").split("&")) {
-    const [name, text] = pair.split("=").map(decodeURIComponent);
+    const [name, text] = decoded(pair);
     const number = Number(text);
     const triple = (text ?? "").split(",").map(Number);
-    if (CHOICES[name]) now[name] = CHOICES[name].includes(text) ? text : start[name];
+    if (Object.hasOwn(CHOICES, name)) now[name] = CHOICES[name].includes(text) ? text : start[name];
     else if (name === "threshold") now.threshold = Math.min(Math.max(densityScale.part(number) || 0, 0), 1);
-    else if (LIMITS[name] && Number.isFinite(number)) now[name] = Math.min(Math.max(number, LIMITS[name][0]), LIMITS[name][1]);
+    else if (Object.hasOwn(LIMITS, name) && Number.isFinite(number)) now[name] = Math.min(Math.max(number, LIMITS[name][0]), LIMITS[name][1]);
     else if (name === "fade" || name === "names") now[name] = text === "1";
     else if (name === "planes") now.planes = AXES.map((axis) => (text ?? "").includes(axis));
     else if (name === "flat" && AXES.includes(text)) now.flat = AXES.indexOf(text);
     else if ("xyz".includes(name) && name.length === 1 && Number.isFinite(number)) now.levels["xyz".indexOf(name)] = levelInBox("xyz".indexOf(name), number);
-    else if ((name === "target" || name === "picked") && triple.length === 3 && triple.every(Number.isFinite)) now[name] = triple;
+    else if ((name === "target" || (name === "picked" && inBox(triple))) && triple.length === 3 && triple.every(Number.isFinite)) now[name] = triple;
   }
   now.sample = Math.round(now.sample);
   return now.show === "mean" || shownVolume(now) ? now : { ...now, show: "mean" };

@@ -69,9 +69,9 @@ function showFacts() {
   const notes = [
     "Click the dust or a slice for the numbers there; ? lists the keys.",
     about.coarsened && `Coarser than the map: ${about.coarsened}.`,
-    `Densities of this page are rounded by at most ${error}; dustmap query has them in full. The ± of ρ is that of the voxels around a place: between their centres, where it is less, dustmap query knows it.`,
+    `Densities of this page are rounded by at most ${error}, and those beyond four decades are at the end of these; dustmap query has them in full. The ± of ρ is that of the voxels around a place: between their centres, where it is less, dustmap query knows it.`,
     samples.some((volume) => volume.factor > 1) && "Averaged samples vary less than the map's: standard deviations of integrals are too small by as much.",
-    samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have an error of up to ${Math.round(100 / Math.sqrt(samples.length))}\u00a0%.`,
+    samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have a standard error of some ${Math.round(100 / Math.sqrt(samples.length))}\u00a0%, more where the density is uncertain.`,
     points.length < about.points.length && `${about.points.length - points.length} of ${about.points.length} points lie outside the map and are not drawn.`,
     volumes.get("coverage") && `Coverage, the share of the prior's variance that the data removed, is below ${about.dominated} where the prior dominates.`,
     "X points to the Galactic centre, Y to l = 90°, Z to b = 90°.",
