@@ -25,6 +25,7 @@ from dustmap import runs, sky
 from dustmap.cli import _console, _options
 from dustmap.cli._console import print_plan, print_result, progress, write
 from dustmap.errors import UserError
+from dustmap.tables._outputs import json_text
 
 if TYPE_CHECKING:
     from dustmap.linalg import AbstractWorld
@@ -279,7 +280,7 @@ def execute_status(options: argparse.Namespace) -> int:
             refused.append(str(error))
     now = time.time()
     if options.json:
-        lines = [json.dumps(status.as_dict()) for status in statuses]
+        lines = [json_text(status.as_dict()) for status in statuses]
     elif len(options.runs) == 1 and statuses:
         lines = statuses[0].lines(now)
     else:

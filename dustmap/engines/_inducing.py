@@ -39,6 +39,17 @@ _MAX_STEPS = 3000
 #: Nodes of the quadrature of K_uu^{-1/2}: its error is below the rtol of the rows up to conditions
 #: of 10¹⁰ and 10¹¹.
 _CIQ_NODES = {torch.float32: 18, torch.float64: 24}
+#: Errors of variances that rows of contour integrals leave, in tolerances and in variances of the
+#: kernel, at most; advice where they are more than the noise, and where steps lost their start.
+_CIQ_ERROR = 16.0
+_ROUGH = (
+    'rows by whitening="ciq" leave more than the noise variance of a typical datum unexplained, on '
+    'any grid: take whitening="cholesky" or "hip"'
+)
+_LOST = (
+    "steps on minibatches ended below the bound that they began with, for they go too far where "
+    "errors are very unequal: take epochs = 0, which needs no steps, or larger batches"
+)
 #: Least nugget of a Cholesky factor of K_uu.
 _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
@@ -207,8 +218,10 @@ class InducingEngine(AbstractEngine):
             rows, noise = source.select(some), model.likelihood.noise_variance(data)[some]
             left = by_rows(data.functional[some], lambda _: rows.residual_variance)
             ratio = float((left / noise).median())
+            variance = float(problem.model.kernel.variance())
         solve, solves = solution.solve, _of_all_ranks(rows.solves, world_of(data.functional))
-        advice = coarse_advice(ratio)
+        is_rough = plan.whitening == "ciq" and _CIQ_ERROR * plan.rtol * variance > noise.median()
+        advice = [_ROUGH] if is_rough else coarse_advice(ratio)
         if solves.unconverged:
             advice.append(
                 f"{solves.unconverged} of {solves.columns} rows of features stopped at a relative "
@@ -246,8 +259,12 @@ class InducingEngine(AbstractEngine):
             progress=_epochs(len(data), watch),
             checkpointer=watch.checkpointer,
         )
-        elbo = inference.full_elbo(model, last.posterior, data, source)
-        report = {"steps": last.step, "epochs": last.epoch, "advice": []}
+        elbo, prior = (
+            inference.full_elbo(model, q, data, source)
+            for q in (last.posterior, model.family.prior(plan.dtype, data.y.device))
+        )
+        advice = [] if elbo > prior else [_LOST]
+        report = {"steps": last.step, "epochs": last.epoch, "advice": advice}
         posterior = VariationalPosterior(model, last.posterior)
         return self._fit(problem, posterior, plan, elbo, report)
 

@@ -160,15 +160,15 @@ def json_text(values: object, indent: int | None = None) -> str:
     >>> json_text({"chi2": float("nan"), "coverage": [0.68, float("inf")]})
     '{"chi2": null, "coverage": [0.68, null]}'
     """
-    return json.dumps(_finite(values), indent=indent, allow_nan=False)
 
+    def finite(value: object) -> object:
+        if isinstance(value, Mapping):
+            return {name: finite(each) for name, each in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-def _finite(values: object) -> object:
-    if isinstance(values, Mapping):
-        return {name: _finite(value) for name, value in values.items()}
-    if isinstance(values, list | tuple):
-        return [_finite(value) for value in values]
-    return None if isinstance(values, float) and not math.isfinite(values) else values
+    return json.dumps(finite(values), indent=indent, allow_nan=False)
 
 
 def remove(path: Path) -> None:
@@ -273,9 +273,7 @@ def _alive(left: Path) -> bool:
     number, _, host = left.name.split("-")[1].partition(".")
     process = int(number)
     if host and host != _host():
-        with suppress(FileNotFoundError):
-            return time.time() - left.lstat().st_mtime < _STALE
-        return False
+        return time.time() - _written(left) < _STALE
     if process == os.getpid():
         return False
     try:
@@ -284,6 +282,15 @@ def _alive(left: Path) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
+
+
+def _written(path: Path) -> float:
+    """When a file, or anything in a directory, was written last, in seconds since 1970."""
+    times = [0.0]
+    for each in (path, *path.rglob("*")):
+        with suppress(FileNotFoundError):
+            times.append(each.lstat().st_mtime)
+    return max(times)
 
 
 def check_output(

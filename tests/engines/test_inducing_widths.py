@@ -109,3 +109,35 @@ def test_few_nodes_take_the_full_family_and_many_take_blocks() -> None:
     assert (few.whitening, few.family, few.n_features) == ("cholesky", "full", 180)
     many, _ = planned(small, replace(SETTINGS, max_memory=2**19))  # full of 90 variables at most
     assert (many.whitening, many.family, many.block) == ("hip", "block", (6, 6, 6))
+
+
+def unequal(ratio: float) -> Problem:
+    """600 values on the plane, a tenth of them with errors so many times smaller."""
+    generator = torch.Generator().manual_seed(0)
+    x = 3.0 * torch.rand(600, 2, dtype=torch.float64, generator=generator)
+    precise = torch.rand(600, generator=generator) < 0.1
+    std = torch.where(precise, 0.1 / ratio, 0.1).double()
+    noise = std * torch.randn(600, dtype=torch.float64, generator=generator)
+    y = torch.sin(3.0 * x[:, 0]) * torch.cos(2.0 * x[:, 1]) + noise
+    likelihood = GaussianLikelihood(learn=False)
+    model = GPModel(Matern32(0.7, dim=2).fixed(), ConstantMean(learn=False), likelihood)
+    return Problem(model, Batch(PointValues(x), y, std.square()), None)
+
+
+@pytest.mark.parametrize(("ratio", "lost"), [(1.0, False), (300.0, True)])
+def test_steps_on_minibatches_that_lost_their_start_say_so(ratio: float, lost: bool) -> None:
+    """Where some errors are far smaller than others steps of few rows do not converge."""
+    settings = InducingSettings(
+        EvidenceSettings(rows=50), family="block", block=(5, 5), grid=(10, 10), batch=100, epochs=5
+    )
+    fit = InducingEngine(settings).fit(unequal(ratio), Watch())
+    assert any("ended below the bound" in line for line in fit.report["advice"]) is lost
+
+
+def test_contour_integrals_that_are_no_better_than_the_noise_say_so() -> None:
+    of_ciq = InducingSettings(EvidenceSettings(rows=50), whitening="ciq", grid=(12, 12))
+    asked = unequal(1.0)
+    precise = replace(asked.data, noise_variance=torch.full_like(asked.data.y, 1e-6))
+    for data, said in ((asked.data, False), (precise, True)):
+        fit = InducingEngine(of_ciq).fit(replace(asked, data=data), Watch())
+        assert any('take whitening="cholesky"' in line for line in fit.report["advice"]) is said

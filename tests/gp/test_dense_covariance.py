@@ -110,3 +110,9 @@ def test_data_in_the_padding_are_seen_as_by_the_rows(cells: float, shape: tuple[
     data = PointValues(torch.stack([beyond, mixed, 0.4 * upper]))
     phi = features.rows(data).phi
     torch.testing.assert_close(dense_covariance(features, data), phi @ phi.mT, atol=1e-12, rtol=0.0)
+
+
+def test_data_that_see_no_node_have_no_covariance() -> None:
+    features = LocalFeatures(prior((6, 5)))
+    nothing = LineIntegrals.segment(torch.ones(2, 2).double(), torch.ones(2, 2).double())
+    assert torch.equal(dense_covariance(features, nothing), torch.zeros(2, 2, dtype=torch.float64))

@@ -317,3 +317,19 @@ def test_rays_stored_among_their_neighbours_give_the_same_products(
     assert torch.allclose(together.to_dense(), plain.to_dense(), rtol=0, atol=1e-14)
     y = torch.randn(2, 60, generator=generator, dtype=torch.float64)
     assert torch.allclose(together.rmatmul(y), plain.rmatmul(y), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_stencils_go_around_a_torus_that_has_no_more_nodes_than_the_grid(dim: int) -> None:
+    """Covariances of two places, which a stencil that is laid otherwise would change."""
+    grid = RegularGrid((0.0,) * dim, (1.0,) * dim, (12,) * dim)
+    kernel = Matern32(2.0, dim=dim)
+    prior = GridPrior.padded(kernel, grid, torus_shape=grid.shape)
+    places = torch.full((3, dim), 10.2, dtype=torch.float64)
+    places[1], places[2] = 8.2, 9.6
+    phi = LocalFeatures(prior).rows(PointValues(places)).phi
+    apart = (places[:1] - places)[:, None] + 12.0 * torch.cartesian_prod(
+        *[torch.arange(-3.0, 4.0, dtype=torch.float64)] * dim
+    ).reshape(-1, dim)
+    wrapped = kernel(apart).sum(1).detach()
+    torch.testing.assert_close(phi @ phi[0], wrapped, atol=0.03, rtol=0.0)

@@ -301,3 +301,27 @@ def test_a_star_by_the_others_is_the_process_without_it() -> None:
         without = conditioned(every[every != n], every[n : n + 1])
         torch.testing.assert_close(others.mean[n : n + 1], without.mean)
         torch.testing.assert_close(others.variance[n : n + 1], without.variance)
+
+
+@pytest.mark.parametrize("each", [10, 1_000])
+def test_some_of_many_stars_say_of_the_dust_beyond_what_all_say(each: int) -> None:
+    """200 sight lines, so many stars behind each: of 200,000 only 2,000 are asked."""
+    rng, lines = np.random.default_rng(3), 200
+    dust = 0.3 + math.sqrt(0.05 * 0.04) * rng.standard_normal(lines)
+    of_star = np.arange(lines * each) % lines
+    y = 0.5 + dust[of_star] + 0.03 * rng.standard_normal(lines * each)
+
+    def all_alike(value: float) -> torch.Tensor:
+        return torch.full((len(y),), value, dtype=torch.float64)
+
+    stars = FarStars(
+        Hyperparameters(length=50.0, std=1.0, mean=1e-3, noise=1.0),
+        y=torch.from_numpy(y),
+        errors=all_alike(0.03**2),
+        others=Prediction(all_alike(0.5), all_alike(1e-4)),
+        expected=all_alike(0.3),
+        prior=all_alike(0.04),
+        distances=all_alike(0.0),
+        alike=all_alike(each),
+    )
+    assert stars.telling().spread(1.0) == pytest.approx(0.05, rel=0.5)

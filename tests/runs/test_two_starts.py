@@ -43,6 +43,20 @@ def test_only_one_of_two_starts_has_the_directory(
     assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
 
 
+def test_a_run_that_ended_meanwhile_is_not_overwritten(
+    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    with _directory.new_run(path, config, False, *_other()):
+        (path / "mine").touch()
+    monkeypatch.setattr(_directory, "check_free", lambda path, overwrite: None)
+    late = _directory.new_run(path, config, False, *_other())
+    with pytest.raises(FileExistsError, match="a run that began at the same time"):
+        late.__enter__()
+    assert (path / "mine").exists()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["run"]
+
+
 def _other() -> tuple[Undisturbed, Alone]:
     return Undisturbed(), Alone()
 
@@ -52,6 +66,10 @@ def test_what_another_machine_has_left_stays_for_a_day(tmp_path: Path) -> None:
     left.mkdir()
     assert clear_leftovers(tmp_path / "stars.zarr") == 0
     two_days_ago = time.time() - 2 * 86_400
+    (left / "c").write_text("written just now")
+    os.utime(left, (two_days_ago, two_days_ago))
+    assert clear_leftovers(tmp_path / "stars.zarr") == 0
+    os.utime(left / "c", (two_days_ago, two_days_ago))
     os.utime(left, (two_days_ago, two_days_ago))
     assert clear_leftovers(tmp_path / "stars.zarr") == 1
     assert not left.exists()

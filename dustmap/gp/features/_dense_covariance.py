@@ -183,6 +183,9 @@ def _on_box(
     """
     assert isinstance(W, SparseOperator)
     rows, columns = W.matrix.to_sparse().indices()
+    if len(columns) == 0:
+        one = (1,) * len(torus)
+        return SparseOperator.from_coo(rows, columns, W.matrix.values(), (W.shape[0], 1)), one
     places, box = [], []
     for i, L, m in zip(torch.unravel_index(columns, torus), torus, grid, strict=True):
         i = torch.where(i >= (L + m) // 2, i - L, i)

@@ -31,19 +31,21 @@ MANY_RAYS = 10_000
 class CellWeights:
     """Kriging weights in the cells of a grid: of rays by one table, of other nodes exactly.
 
-    shape: points per axis, around which cells and stencils wrap, unless they are the grid's own.
+    shape: points per axis, around which cells and stencils wrap; mirrors: of a grid without a
+    torus, see `sites_of`.
     """
 
     stencil: Stencil
     grid: RegularGrid
     shape: tuple[int, ...]
+    mirrors: bool = False
 
     def of_rays(self, rays: functionals.LineIntegrals) -> _local_weights.Sites:
         """Sites of rays on the stencil's table: nodes at the nearest of its offsets."""
         row, position, weight = ray_steps(rays, self.grid, PER_CELL)
         cell, entry = self.stencil.nearest(position)
         shifts = self.stencil.axis_shifts(row.device)
-        laid = shifts, self.shape, self._mirrors
+        laid = shifts, self.shape, self.mirrors
         return _local_weights.sites_of(row, cell, entry, weight, len(rays), *laid)
 
     def of_nodes(
@@ -53,12 +55,8 @@ class CellWeights:
         derivatives along a direction (Q, D)."""
         entry = torch.arange(len(nodes), device=nodes.cell.device)
         shifts = self.stencil.axis_shifts(entry.device)
-        sites = _local_weights.sites_of_nodes(nodes, entry, shifts, self.shape, self._mirrors)
+        sites = _local_weights.sites_of_nodes(nodes, entry, shifts, self.shape, self.mirrors)
         return sites, self.stencil.weights(nodes.offset, direction)
-
-    @property
-    def _mirrors(self) -> bool:
-        return self.shape == self.grid.shape
 
     def piece(self, rays: functionals.LineIntegrals, table: Tensor) -> _local_weights.Piece:
         """Rows of rays, a chunk at a time."""

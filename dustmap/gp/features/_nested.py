@@ -161,7 +161,7 @@ class NodeFeatures(AbstractFeatureMap):
         smooth = any(term.profile.derivatives > _SMOOTH for term in self.kernel.terms())
         nugget = _NUGGET * self.kernel.variance().detach() if smooth else None
         return {
-            (number, order): _LevelWeights(CellWeights(stencil, grid, grid.shape))
+            (number, order): _LevelWeights(CellWeights(stencil, grid, grid.shape, mirrors=True))
             for number, grid in enumerate(self.nested.grids)
             for order in {2, self.order}
             for stencil in [Stencil(self.kernel, grid.spacing, order, nugget=nugget)]

@@ -240,7 +240,7 @@ def new_run(
             _write_identity(partial, config, _status.Identity.of(config, world.size))
         with _status.holding(partial):
             with undisturbed():
-                _take_place(partial, path)
+                _take_place(partial, path, overwrite)
                 placed = True
             _state_file.sync_directory(path.parent)
             with _at_work(path, config, notice, world) as directory:
@@ -259,9 +259,9 @@ def new_run(
         _outputs.remove(partial)
 
 
-def _take_place(partial: Path, path: Path) -> None:
-    """Give a new run its name, which none that began meanwhile has taken."""
-    if path.is_dir() and any(path.iterdir()):
+def _take_place(partial: Path, path: Path, overwrite: bool) -> None:
+    """Give a new run its name, which no other that began meanwhile has taken."""
+    if overwrite and path.is_dir() and any(path.iterdir()):
         with _status.holding(path):
             _outputs.take_place(partial, path)
         return
@@ -271,7 +271,9 @@ def _take_place(partial: Path, path: Path) -> None:
         if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
             raise
         _status.refuse_held(path)
-        raise FileExistsError(f"{path} holds a run that began just now: wait for its end") from None
+        raise FileExistsError(
+            f"{path} holds a run that began at the same time; choose another name or --overwrite"
+        ) from None
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from dustmap import __version__
 from dustmap.config import STAR_FIGURES, Config
 from dustmap.errors import UserError
 from dustmap.sky import check_enclosed
-from dustmap.tables._outputs import STORE
+from dustmap.tables._outputs import STORE, json_text
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def append(path: Path, line: Mapping[str, Any]) -> None:
     """Add one line of JSON to a file in one step, so that a kill leaves no half of it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        os.write(descriptor, (json.dumps(line) + "\n").encode())
+        os.write(descriptor, (json_text(line) + "\n").encode())
     finally:
         os.close(descriptor)
 

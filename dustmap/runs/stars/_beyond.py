@@ -152,11 +152,13 @@ class FarStars:
         return replace(self.others, mean=self.others.mean + level * self.expected)
 
     def telling(self) -> "FarStars":
-        """Return those, some at most, whose measurements have most of that variance."""
+        """Return those, some at most, whose measurements have most of that variance, and as many
+        fewer of which see the same dust."""
         noise = self.at.noise_variance(self.errors, self.whole(1.0), self.others.variance)
         share = torch.where(self.prior > 0.0, self.prior / noise, 0.0)
-        count = min(int((share > 0.0).sum()), _STARS)
-        return self[share.argsort(descending=True, stable=True)[:count]]
+        total = int((share > 0.0).sum())
+        some = self[share.argsort(descending=True, stable=True)[: min(total, _STARS)]]
+        return replace(some, alike=1.0 + (some.alike - 1.0) * (len(some) / max(total, 1)))
 
     def __len__(self) -> int:
         return len(self.y)

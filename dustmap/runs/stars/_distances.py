@@ -184,7 +184,7 @@ class MagnitudeLimit:
 
     stars: those of this rank that are observed, in the order of their rays; sample: some of all,
     the same on every rank; limit: the faintest magnitude; dimming: magnitudes that one of the
-    stars' extinction takes; grid: whose box the map is in; seed: of the map's draws.
+    stars' extinction takes; grid: whose box the map is in; seed: of draws behind it.
     """
 
     stars: StarTable

@@ -56,13 +56,9 @@ _NONE: engines.Arrays = {}
 
 
 def _global(config: Config) -> engines.AbstractEngine:
-    fit, compute = config.fit, config.compute
+    fit, compute, seed = config.fit, config.compute, _model.draw_seed(config)
     points = engines.PointSettings(
-        fit.samples,
-        _model.PADDING,
-        dtype_of(compute),
-        compute.memory_bytes,
-        _model.draw_seed(config),
+        fit.samples, _model.PADDING, dtype_of(compute), compute.memory_bytes, seed
     )
     settings = engines.PathwiseSettings(
         points,

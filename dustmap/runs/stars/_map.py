@@ -256,7 +256,7 @@ class StarMap(AbstractFinishedRun):
         named = system_named(system) if system else own
         read = _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
         taken = read.provenance["files"][0]["extinction_system"]
-        log.info("%s: extinctions are %s, as the file, its card or the run says", catalog, taken)
+        log.info("%s: extinctions are %s", catalog, taken)
         return read
 
     def _asked(self, catalog: Path, card: SchemaCard | str) -> tuple[DataConfig, SchemaCard]:

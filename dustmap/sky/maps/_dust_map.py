@@ -359,7 +359,8 @@ class DustMap:
         `from` is where coverage along the ray from the Sun first is at least `least`, `to` where
         it first falls below again, or the face of the box. NaN where it never is. The distances
         of `coords` do not matter. Coverage c from S samples has a standard error of (1 − c) √(2/S)
-        (√(4/S) where they come in pairs), so that it is averaged over four voxels along the ray;
+        (√(4/S) where they come in pairs), so that it is averaged over four of the finest voxels
+        along the ray: gaps of one or two do not end it, ends are a voxel too far or too near, and
         where it is about `least` over a long way, `to` is uncertain by as much.
         """
         self._answers.require(Quantity.COVERAGE)
