@@ -74,7 +74,10 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
     on_gpus = gpu and torch.cuda.is_available()
     if on_gpus:
         _take_gpu()
-    world = _joined(_launched("RANK"), size, timeout)
+    rank, _ = _launched("RANK"), _launched("MASTER_PORT")
+    if not os.environ.get("MASTER_ADDR"):
+        raise UserError("MASTER_ADDR is not in the environment: expected the host of rank 0")
+    world = _joined(rank, size, timeout)
     try:
         if on_gpus:
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -142,9 +145,6 @@ def _take_gpu() -> None:
 
 def _joined(rank: int, size: int, timeout: float) -> "ProcessGroup":
     wait = timedelta(seconds=timeout)
-    _launched("MASTER_PORT")
-    if not os.environ.get("MASTER_ADDR"):
-        raise UserError("MASTER_ADDR is not in the environment: expected the host of rank 0")
     # Ranks that never start are waited for as long as those that stop.
     store, rank, size = next(rendezvous("env://", rank, size, timeout=wait))
     store.set_timeout(wait)

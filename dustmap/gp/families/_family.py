@@ -43,7 +43,11 @@ def precision_root(precision: Tensor) -> Tensor:
             f"{failed.numel()} blocks: {EXPECTED}"
         )
     identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand_as(L)
-    inverse: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
+    if L.requires_grad:
+        inverse: Tensor = torch.linalg.solve_triangular(L, identity, upper=False)
+        return inverse.mT
+    inverse = identity.contiguous().mT  # in whose place the solution is written
+    torch.linalg.solve_triangular(L, inverse, upper=False, out=inverse)
     return inverse.mT
 
 

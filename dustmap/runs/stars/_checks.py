@@ -234,17 +234,18 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
             checks.append(_factor_on_errors(config, fit))
         if config.engine == "lognormal":
             checks += [*_learned_by_data(config, fit), *_known_mean(fit)]
+        elif config.engine == "hip" and "length" in config.model.learn:
+            checks.append(check_of_length(config, fit, False))
     return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
 
 
 def _after(config: Config, learning: Learning) -> str:
     """What to set where a fit has not converged."""
-    steps = config.fit.max_steps
     advice = {
         MGVIStatus.MAX_ROUNDS: "the fit still moved after all of its rounds: start it from what it "
         "has learned (report.json), or leave some of it out of model.learn",
         MGVIStatus.UNSOLVED: "solves ended with larger residuals than asked for, so that samples "
-        f"are too wide: raise fit.max_steps, now {steps}; where steps were left, take "
+        f"are too wide: raise fit.max_steps ({config.fit.max_steps}); where steps were left, take "
         'compute.dtype = "float64"',
         MGVIStatus.STRAYED: "samples leave the data at second order of their deviations: hold a "
         "smaller model.std, or one that is learned from more stars",
