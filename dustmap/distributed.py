@@ -74,10 +74,7 @@ def world_from_environment(timeout: float = TIMEOUT, gpu: bool = True) -> Iterat
     on_gpus = gpu and torch.cuda.is_available()
     if on_gpus:
         _take_gpu()
-    rank, _ = _launched("RANK"), _launched("MASTER_PORT")
-    if not os.environ.get("MASTER_ADDR"):
-        raise UserError("MASTER_ADDR is not in the environment: expected the host of rank 0")
-    world = _joined(rank, size, timeout)
+    world = _joined(_launched("RANK"), size, timeout)
     try:
         if on_gpus:
             device = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -146,7 +143,12 @@ def _take_gpu() -> None:
 def _joined(rank: int, size: int, timeout: float) -> "ProcessGroup":
     wait = timedelta(seconds=timeout)
     # Ranks that never start are waited for as long as those that stop.
-    store, rank, size = next(rendezvous("env://", rank, size, timeout=wait))
+    try:
+        store, rank, size = next(rendezvous("env://", rank, size, timeout=wait))
+    except ValueError as error:
+        raise UserError(
+            f"{error}: start ranks by torchrun, srun or --ranks, which set it"
+        ) from None
     store.set_timeout(wait)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
