@@ -13,7 +13,6 @@ from dustmap.errors import UserError
 from dustmap.gp.kernels import _radial
 
 SERIES_TERMS = 22  # the remainder at a = 1 is 1 / 22! = 1e-21
-
 #: Smoothness beyond which draws cannot be told from those of a squared exponential.
 SMOOTHEST = 10.0
 #: Step of a table of Bessel functions in ln z, and where it ends: k(z) < 1e-20 there for every ν.
@@ -336,7 +335,7 @@ class MaternProfile(AbstractMatern):
 
 
 class _Bessel(torch.autograd.Function):
-    """F_j(√(2ν) r), whose derivative in r is −2ν r F_(j+1); in pieces that a cache holds."""
+    """F_j(√(2ν) r), whose derivative in r is −2ν r F_(j+1), 0 at r = 0; in pieces for a cache."""
 
     @staticmethod
     def forward(ctx: Any, r: Tensor, nu: float, order: int) -> Tensor:
@@ -355,8 +354,7 @@ class _Bessel(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (r,) = ctx.saved_tensors
         slope = -2 * ctx.nu * r * _Bessel.apply(r, ctx.nu, ctx.order + 1)  # type: ignore[no-untyped-call]
-        # At r = 0, which no length changes, F_(j+1) overflows where ν < ½.
-        return grad * torch.where(r > 0, slope, 0.0), None, None
+        return grad * slope.where(r > 0, 0.0), None, None
 
 
 @final
