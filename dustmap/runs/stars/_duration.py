@@ -41,9 +41,10 @@ from dustmap.sky.observations import HealpixBeams
 PRODUCTS = {"lognormal": (400, 2_600, 200), "gaussian": (0, 8000, 38)}
 #: Products of rows to one of the prior in log-normal fits, and all that they do over both.
 _ROWS_TO_ONE, _ALL_OVER_PRODUCTS = 4.0, 2.2
-#: Stars from which on steps of solves on their side grow as the root of their number, and the
-#: largest rank of the preconditioner of such solves, with two products to one of the prior.
-_FEW_STARS, _RANK = 4_000, 256
+#: Stars from which on steps of solves on their side grow as a power of their number, of fits that
+#: learn nothing and of others: of 180,000 and 72,000 stars. Largest rank of the preconditioner of
+#: such solves, with two products to one of the prior.
+_FEW_STARS, _GROWTH, _RANK = 4_000, (0.25, 0.5), 256
 #: What another fit, with other noise, adds to one.
 _ROUND_SHARE = {"lognormal": 0.25, "gaussian": 0.7}
 #: Covariances of few stars as matrices: of a solve, and of learning (134 with 2,000 at 20 pc), and
@@ -173,7 +174,7 @@ def _global_seconds(config: Config, rays: LineIntegrals) -> float:
         count = expected_covariances(config, len(rays))
         return count * once * _machine.seconds_per_operation(rays.device)
     if is_lognormal(config):
-        steps = max(1.0, math.sqrt(len(rays) / _FEW_STARS))
+        steps: float = max(1.0, len(rays) / _FEW_STARS) ** _GROWTH[_learns(config)]
         return expected_products(config) * steps * _several_seconds(config, rays)
     dtype = dtype_of(config.compute)
     transforms = sum(_fft_seconds(torus, dtype, rays.device) for torus in _tori(config))
