@@ -20,7 +20,7 @@ from dustmap.estimators import HIPGPRegressor
 from dustmap.gp import RegularGrid
 from dustmap.gp.kernels import kernel_named
 from dustmap.inference import Scores, scores
-from dustmap.runs.reports import Check, CoverageAdvice, coverage_checks
+from dustmap.runs.reports import Check, CoverageAdvice, coverage_checks, factor_check
 from dustmap.tables import check_rows, numbers_or_nan, read_tables
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ _MAP_NODES = {1: 500, 2: 120, 3: 32}
 _LOGARITHMS: dict[str, Callable[[Array], Array]] = {"log": np.log, "log10": np.log10}
 #: Engines that solve on the [grid] of a run, where it has one.
 ON_GRID = ("hip", "global")
-#: A learned factor on the errors that is no more than this, and no less than its inverse, is sound.
-_MOST_NOISE = 5.0
 #: Bytes of pictures, beside the working space of the fit.
 _PICTURES = 20 * MIB
 
@@ -342,8 +340,7 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
             "the errors of data.error are not those of the target: see their unit, and for a "
             "logarithm that they are its own (error / column)"
         )
-        name = "learned factor on the errors"
-        checks.append(Check(name, float(scale), 1.0 / _MOST_NOISE, _MOST_NOISE, advice))
+        checks.append(factor_check(float(scale), advice))
     if held_out is not None:
         advice = "the noise or the kernel does not describe the data; see chi2"
         tails = (

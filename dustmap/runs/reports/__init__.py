@@ -13,6 +13,7 @@ from dustmap.runs.reports._report import CoverageAdvice as CoverageAdvice
 from dustmap.runs.reports._report import Picture as Picture
 from dustmap.runs.reports._report import Report as Report
 from dustmap.runs.reports._report import coverage_checks as coverage_checks
+from dustmap.runs.reports._report import factor_check as factor_check
 from dustmap.runs.reports._scores import MEASURED as MEASURED
 from dustmap.runs.reports._scores import NOISE_FREE as NOISE_FREE
 from dustmap.runs.reports._scores import Predictions as Predictions

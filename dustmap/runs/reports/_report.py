@@ -17,6 +17,10 @@ _SPELT = {"threads_are": "why so many threads"}
 _DIGITS, _ERROR_DIGITS = 3, 2
 
 
+#: Factor on the errors of a catalog, or its inverse, that is too large for errors to be meant.
+_MOST_FACTOR = 5.0
+
+
 @final
 @dataclass(frozen=True)
 class Check:
@@ -64,6 +68,13 @@ class CoverageAdvice:
     too_wide: str
     too_narrow: str
     outliers: str
+
+
+def factor_check(factor: float, advice: str, may_vanish: bool = False) -> Check:
+    """Check a learned factor on the errors: at most 5, and no less than its inverse, beyond which
+    errors are not meant as such; may_vanish: where a scatter beside them may leave nothing."""
+    least = 0.0 if may_vanish else 1.0 / _MOST_FACTOR
+    return Check("learned factor on the errors", factor, least, _MOST_FACTOR, advice)
 
 
 def coverage_checks(of: str, held_out: Scores, advice: CoverageAdvice) -> tuple[Check, Check]:

@@ -21,7 +21,7 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
 from dustmap.inference import LogNormalPosterior, MGVISettings, MGVIStatus, PathwisePosterior
 from dustmap.runs._machine import dtype_of
-from dustmap.runs.reports import Check, CoverageAdvice, Predictions, coverage_checks
+from dustmap.runs.reports import Check, CoverageAdvice, Predictions, coverage_checks, factor_check
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
@@ -63,8 +63,6 @@ _PRIOR_STDS = 2.0
 #: tell something, neighbours among which one behind is looked for, and the share of them that may
 #: lie as far above.
 _FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.3
-#: Factor on the errors of a catalog, or its inverse, that is too large for errors to be meant.
-_MOST_NOISE = 5.0
 #: What to do about intervals that hold too many stars.
 _TOO_WIDE = (
     'extinctions scatter less than predicted: their errors are too large ("noise" in model.learn '
@@ -338,8 +336,8 @@ def _factor_on_errors(config: Config, fit: StarFit) -> Check:
         "variances, shares of the extinctions, or in other units? Of errors as they are meant, add "
         '"scatter" to model.learn, which does not weigh stars by them alone'
     )
-    least = 0.0 if {"scatter", "relative_scatter"} & {*config.model.learn} else 1.0 / _MOST_NOISE
-    return Check("learned factor on the errors", noise, least, _MOST_NOISE, advice)
+    scatters = bool({"scatter", "relative_scatter"} & {*config.model.learn})
+    return factor_check(noise, advice, may_vanish=scatters)
 
 
 def _known_mean(fit: StarFit) -> list[Check]:

@@ -270,13 +270,17 @@ def test_reach_and_spread_are_those_of_the_finest_level(tmp_path: Path) -> None:
         assert density.coverage(along).min() > least - 0.1
 
 
+def written(path: Path) -> DustMap:
+    """The map of the field with its levels, from a file."""
+    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
+    write_map(path, slabs, Provenance("a run"))
+    return DustMap.open(path)
+
+
 def test_cubes_of_a_map_with_levels_are_said_to_be_the_coarsest(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "map.zarr"
-    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
-    write_map(path, slabs, Provenance("a run"))
-    density = DustMap.open(path)
+    density = written(tmp_path / "map.zarr")
     with caplog.at_level("WARNING"):
         density.on_one_grid().to_xarray()
         assert "coarsest level" not in caplog.text
@@ -381,10 +385,7 @@ def test_one_grid_is_read_as_it_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A part of a cube is that part of the whole; levels too fine for one grid are named."""
-    path = tmp_path / "map.zarr"
-    slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
-    write_map(path, slabs, Provenance("a run"))
-    density = DustMap.open(path)
+    density = written(tmp_path / "map.zarr")
     with caplog.at_level("WARNING"):
         whole = density.on_one_grid()
     assert "left out" not in caplog.text
