@@ -91,13 +91,11 @@ class ExactEngine(AbstractEngine):
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on all data at the present hyperparameters.
 
-        Coefficients of a learned mean are those of generalised least squares with point values, and
-        those of the evidence with rays.
+        Coefficients of a learned mean are those of generalised least squares.
         """
         self.check_memory(len(problem.data))
-        points = isinstance(problem.data.functional, PointValues)
         with watch.conditioning():
-            return self._conditioned(problem, fit_mean=points and problem.model.mean.is_learned)
+            return self._conditioned(problem, fit_mean=problem.model.mean.is_learned)
 
     def load(self, problem: Problem, arrays: Arrays, plan: Any = None) -> EngineFit:
         """Condition again, which takes seconds, on the point values among the arrays if any."""
