@@ -3,6 +3,7 @@
 Its log evidence, the gradient of that, and the errors of its factor.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from dustmap.gp.functionals import AbstractFunctional
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.linalg import chunks, standard_normal
 
+log = logging.getLogger(__name__)
 #: Largest N of a dense N × N covariance.
 MAX_DATA = 20_000
 #: Pairs of functionals whose covariances are computed at once.
@@ -254,6 +256,9 @@ class ExactPosterior(AbstractPosterior):
             parts.append((self.gp.mean.values(part) + K_sf @ self.alpha, left + fitted))
         mean, variance = (torch.cat(values) for values in zip(*parts, strict=True))
         clamped = int((variance < 0).sum())
+        if clamped > 0:
+            text = "%d of %d posterior variances were negative by round-off, and set to 0"
+            log.warning(text, clamped, len(variance))
         return Prediction(mean.to(self.dtype), variance.clamp(min=0.0).to(self.dtype), clamped)
 
     @torch.no_grad()

@@ -162,6 +162,17 @@ def test_posterior_of_every_kind(dim: int) -> None:
     assert got.clamped == 0
 
 
+def test_variances_below_round_off_are_counted_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x = torch.linspace(0.0, 1.0, 60, dtype=torch.float64)
+    at, y = PointValues(x[:, None]), torch.sin(6 * x)
+    gp = ExactGP(Matern32(0.3, 1.0, dim=1), ConstantMean(0.0))
+    got = gp.condition(at, y, torch.full_like(y, 1e-17)).predict(at)
+    assert 0 < got.clamped <= int((got.variance == 0).sum())
+    assert f"{got.clamped} of 60 posterior variances" in caplog.text
+
+
 def test_samples_have_the_posterior_covariance() -> None:
     posterior, query = fitted()
     covariance = posterior.covariance(query)
