@@ -40,16 +40,18 @@ _MAX_STEPS = 3000
 #: of 10¹⁰ and 10¹¹.
 _CIQ_NODES = {torch.float32: 18, torch.float64: 24}
 #: Errors of variances that rows of contour integrals leave, in tolerances and in variances of the
-#: kernel, at most; advice where they are more than the noise, and where steps lost their start.
+#: kernel, at most; advice where they are more than the noise, and where steps end early.
 _CIQ_ERROR = 16.0
 _ROUGH = (
     'rows by whitening="ciq" leave more than the noise variance of a typical datum unexplained, on '
     'any grid: take whitening="cholesky" or "hip"'
 )
-_LOST = (
-    "steps on minibatches ended below the bound that they began with, for they go too far where "
-    "errors are very unequal: take epochs = 0, which needs no steps, or larger batches"
+_EARLY = (
+    "steps on minibatches ended before they came to rest: take epochs = 0, which needs no steps, "
+    "more epochs or larger batches"
 )
+#: Gradient that steps may leave, in standard deviations of q over all directions.
+_UNSETTLED = 1.0
 #: Least nugget of a Cholesky factor of K_uu.
 _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
@@ -259,12 +261,10 @@ class InducingEngine(AbstractEngine):
             progress=_epochs(len(data), watch),
             checkpointer=watch.checkpointer,
         )
-        elbo, prior = (
-            inference.full_elbo(model, q, data, source)
-            for q in (last.posterior, model.family.prior(plan.dtype, data.y.device))
-        )
-        advice = [] if elbo > prior else [_LOST]
-        report = {"steps": last.step, "epochs": last.epoch, "advice": advice}
+        elbo = inference.full_elbo(model, last.posterior, data, source)
+        error = inference.unsettled(model, last.posterior, data, source)
+        advice = [] if error < _UNSETTLED else [f"{_EARLY} (gradient {error:.2g}, below 1 asked)"]
+        report = {"steps": last.step, "epochs": last.epoch, "error": error, "advice": advice}
         posterior = VariationalPosterior(model, last.posterior)
         return self._fit(problem, posterior, plan, elbo, report)
 

@@ -153,6 +153,7 @@ from dustmap.inference.variational._model import fit_mean as fit_mean
 from dustmap.inference.variational._model import full_elbo as full_elbo
 from dustmap.inference.variational._model import mean_spread as mean_spread
 from dustmap.inference.variational._model import solve_direct as solve_direct
+from dustmap.inference.variational._model import unsettled as unsettled
 from dustmap.inference.variational._natural_step import SettledFit as SettledFit
 from dustmap.inference.variational._natural_step import StepDecay as StepDecay
 from dustmap.inference.variational._natural_step import StepSchedule as StepSchedule

@@ -1,5 +1,7 @@
 """Minibatches and learning: stochastic variational inference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from dustmap.inference import (
     full_elbo,
     solve_direct,
     svi,
+    unsettled,
 )
 from dustmap.linalg import DenseOperator
 from tests.inference.variational_cases import families, make_problem
@@ -33,6 +36,45 @@ def test_minibatch_svi_approaches_the_direct_optimum(family: str) -> None:
     end = full_elbo(model, last.posterior, problem.batch, problem.source)
     assert start < end <= optimum
     assert optimum - end < 0.1 * (optimum - start) + 0.05
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_the_covariance_of_gaussian_noise_stays_the_optimum(family: str) -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)[family])
+    optimum = solve_direct(model, problem.batch, problem.source).state
+    settings, generator = SVISettings(batch_size=7, epochs=2), torch.Generator().manual_seed(0)
+    last = fit_svi(model, problem.batch, problem.source, settings, generator).posterior
+    assert torch.equal(last.statistics, optimum.statistics)
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_steps_stand_unequal_errors(family: str) -> None:
+    """A few data of errors 300 times smaller than the others': blocks went to 1e20 here."""
+    problem = make_problem((5, 4), noise=1.0)
+    variance = torch.where(torch.arange(len(problem.batch)) % 10 == 0, 1.0 / 300**2, 1.0).double()
+    batch = replace(problem.batch, noise_variance=variance)
+    model = problem.model(families(problem)[family])
+    settings, generator = SVISettings(batch_size=10, epochs=60), torch.Generator().manual_seed(0)
+    first = model.family.prior(torch.float64)
+    last = fit_svi(model, batch, problem.source, settings, generator).posterior
+    optimum = solve_direct(model, batch, problem.source, rtol=1e-12).elbo
+    start, end = (full_elbo(model, q, batch, problem.source) for q in (first, last))
+    assert optimum - end < 0.02 * (optimum - start)
+
+
+@pytest.mark.parametrize("family", ["mean-field", "block", "full"])
+def test_what_is_left_of_the_gradient_is_the_error_of_the_mean(family: str) -> None:
+    problem = make_problem((5, 4))
+    model = problem.model(families(problem)[family])
+    state = solve_direct(model, problem.batch, problem.source, rtol=1e-12).state
+    assert unsettled(model, state, problem.batch, problem.source) < 1e-9
+    shift = torch.randn(state.mean.shape, generator=torch.Generator().manual_seed(4)).double()
+    left = unsettled(model, state.with_mean(state.mean + shift), problem.batch, problem.source)
+    phi, _, sigma2 = problem.dense()
+    g = shift + phi.mT @ ((phi @ shift) / sigma2)
+    expected = (g @ state.apply_covariance(g) / len(g)).sqrt()
+    assert left == pytest.approx(float(expected), rel=1e-8)
 
 
 def test_seeds_decide_everything() -> None:

@@ -369,6 +369,26 @@ def full_elbo(
 
 
 @torch.no_grad()
+def unsettled(
+    model: VariationalModel, state: AbstractGaussian, batch: gp.Batch, source: RowSource
+) -> float:
+    """(gᵀ S g / M_w)^½ of the gradient g = ΦᵀΣ⁻¹(y − m_n − Φ m) − m under Gaussian noise.
+
+    0 at the optimum, and with S = Λ⁻¹ the root mean square error of m in its standard deviations,
+    over all directions. One pass over the rows.
+    """
+    own, gradient = gp.own_batch(batch), torch.zeros_like(state.mean)
+    weights = 1.0 / model.likelihood.noise_variance(own).double()
+    for part, rows in source.chunks():
+        left = (own[part].y - model.mean.values(own[part].functional)).double()
+        left = weights[part] * (left - (rows.phi @ state.mean).double())
+        gradient += left.to(rows.phi) @ rows.phi
+    g = source.total(gradient) - state.mean
+    square = float((g * state.apply_covariance(g)).sum(dtype=torch.float64))
+    return math.sqrt(max(0.0, square) / model.family.n_features)
+
+
+@torch.no_grad()
 def mean_spread(
     model: VariationalModel,
     state: AbstractGaussian,

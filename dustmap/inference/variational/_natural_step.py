@@ -112,7 +112,8 @@ class SVISettings:
     epochs : passes over the data
     schedule : length of the covariance's step and cap of the mean's
     safety : fraction of the stability bound 2/λ_max(S Λ) that the mean's step may use
-    one_pass : set S by (S4) before the first step
+    one_pass : set S by (S4) before the first step; that is its optimum, and kept, where noise is
+        Gaussian and nothing is learned
     learning_rate : of Adam on the hyperparameters, after each natural step; 0 keeps them fixed
     patience : epochs without a better held-out score before stopping
     decay, natural_decay : of Adam's rate, and of the schedule's lengths, over the epochs
@@ -262,9 +263,10 @@ def natural_step(
     """S11-S12 on a minibatch of weight `scale` = N / n, for any likelihood.
 
     Λ̂ = I + scale Σ_n (−2 g2_n) φ_n φ_nᵀ and g = scale Σ_n g1_n φ_n − m, with (g1, g2) the
-    derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first; the mean's step
-    is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the iteration diverges. For what
-    is not concave see `step_weights`, for what is not quadratic `_rising_step`.
+    derivatives of E ln p(y_n | f_n) in mean and variance of f_n. S steps first, and stays at a
+    length of 0; the mean's step is then capped at safety · 2 / λ_max(S' Λ̂): beyond 2 / λ_max the
+    iteration diverges. For what is not concave see `step_weights`, for what is not quadratic
+    `_rising_step`.
 
     Ranks that share the data sum over their own rows of the minibatch; statistics and gradients
     are added over the ranks, and no row leaves the rank that has made it.
@@ -282,10 +284,12 @@ def natural_step(
     moments = _joint_moments(model, posterior, rows, batch)
     g1, g2 = model.moment_gradients(moments, batch)
     taken = step_weights(posterior, phi, -2.0 * scale * g2, lengths.covariance)
-    statistics = world.total(model.family.precision_statistics(rows.phi, taken.weights[own]))
-    ahead = model.family.natural_step(
-        posterior, torch.zeros_like(posterior.mean), statistics, 0.0, lengths.covariance
-    )
+    ahead = posterior
+    if lengths.covariance > 0:
+        statistics = world.total(model.family.precision_statistics(rows.phi, taken.weights[own]))
+        ahead = model.family.natural_step(
+            posterior, torch.zeros_like(posterior.mean), statistics, 0.0, lengths.covariance
+        )
     if isinstance(model.family, _UNCUT) and lengths.covariance > 0:
         # S'⁻¹ = (1 − l) S⁻¹ + l Λ̂ ≥ l Λ̂ without any cut to a structure: no eigenvalue is needed.
         stability = 1.0 / lengths.covariance

@@ -16,6 +16,7 @@ from dustmap.gp import Batch, Parameters, own_batch
 from dustmap.gp.families import AbstractGaussian
 from dustmap.gp.features import Features
 from dustmap.gp.functionals import world_of
+from dustmap.gp.likelihoods import GaussianLikelihood
 from dustmap.inference import _state
 from dustmap.inference.variational import _model
 from dustmap.inference.variational._model import RowSource, VariationalModel
@@ -178,6 +179,12 @@ class Run:
         """Whether it learns any of them."""
         return self.settings.learning_rate > 0 and len(self.parameters) > 0
 
+    @property
+    def covariance_rests(self) -> bool:
+        """Whether S of one pass is the optimum: weights of Gaussian noise know nothing of q."""
+        is_gaussian = isinstance(self.parameters.model.likelihood, GaussianLikelihood)
+        return self.settings.one_pass and is_gaussian and not self.learns
+
     def first(self) -> RunState:
         """Before any minibatch."""
         if len(self.batch) == 0:
@@ -222,6 +229,8 @@ class Run:
             model = self.parameters.build(theta)
             rows = _model.rows_of(model.features, own_batch(part).functional)
         lengths = settings.lengths(state.step, state.epoch)
+        if self.covariance_rests:
+            lengths = replace(lengths, covariance=0.0)
         taken = natural_step(model, state.posterior, rows.detached(), part, scale, lengths)
         if learner is not None:
             gradient = _loss_gradient(model, taken.posterior, rows, part, theta)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -149,11 +150,11 @@ def inducing_seconds(config: Config, data: Batch) -> float:
         rows[repeated],
         some[repeated],
         n / size,
-        inference.SVISettings(batch_size=size).lengths(0),
+        replace(inference.SVISettings(batch_size=size).lengths(0), covariance=0.0),
     )
     step = _machine.measured_seconds(take, device)
     is_stored = plan.bytes_rows <= plan.max_memory // 2
-    passes = 1 if is_stored else config.fit.epochs + 1
+    passes = 1 if is_stored else config.fit.epochs + 3
     once = n * max(0.0, of_some - of_one) / max(1, len(some) - 1)
     return passes * once + max(1, config.fit.epochs) * math.ceil(n / size) * step
 
