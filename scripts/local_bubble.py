@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the picture and say where it is."""
     options = parser().parse_args(arguments)
     try:
-        figure = picture(DustMap.open(options.map))
+        figure = picture(DustMap.open(options.map).on_one_grid())
         save_figure(figure, Path(options.picture), options.overwrite)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"local_bubble: error: {' '.join(str(error).split())}\n")
@@ -108,7 +108,8 @@ def draw(figure: Figure, axes: Axes, density: DustMap, view: View) -> None:
         right, up, image.T, cmap="inferno", norm=LogNorm(low, high), shading="gouraud"
     )
     mesh.set_rasterized(True)
-    bar = figure.colorbar(mesh, ax=axes, label="E(B−V) [mag]", extend="both", pad=0.01)
+    label = f"{density.system.name} [mag]"
+    bar = figure.colorbar(mesh, ax=axes, label=label, extend="both", pad=0.01)
     bar.locator = LogLocator(subs=(1.0, 2.0, 5.0))
     bar.formatter = FuncFormatter(lambda value, _: f"{value:g}")
     bar.minorlocator = NullLocator()

@@ -66,7 +66,7 @@ def test_a_map_is_drawn_beside_the_truth(
         ("a.png", ["--truth", "none.zarr"], "none.zarr: expected a run directory"),
         ("a.html", ["--points", "none.csv"], "none.csv"),
         ("a.html", ["--samples", "-1"], "samples: expected 0 or more, got -1"),
-        ("a.html", ["--max-size", "0"], "--max-size 0: expected more than 0 MB"),
+        ("a.html", ["--max-size", "0"], "--max-size 0: expected a number of MB"),
         ("a.html", ["--max-size", "0.01"], "expected room for"),
         ("a.html", ["--column", "l=GLON"], "--column and --schema go with --points"),
     ],

@@ -3,6 +3,7 @@ one page of a map, which any browser opens without a network.
 """
 
 import argparse
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -115,10 +116,13 @@ def _regression(options: argparse.Namespace) -> "runs.RegressionResult | None":
 
 def _check(options: argparse.Namespace) -> str:
     """The picture that is asked for; options that do not belong to it are refused."""
-    asked = [name for name in _DRAWN_FOR if getattr(options, name) not in (None, False)]
+    given = {
+        name for name, value in vars(options).items() if value is not None and value is not False
+    }
+    asked = [name for name in _DRAWN_FOR if name in given]
     chosen = asked[0] if asked else "slice"
     for name, pictures in BELONGS.items():
-        if getattr(options, name) not in (None, False) and chosen not in pictures:
+        if name in given and chosen not in pictures:
             known = ", ".join(f"--{picture.replace('_', '-')}" for picture in pictures)
             raise UserError(f"plot: --{name} goes with {known}")
     return chosen
@@ -131,7 +135,7 @@ def _slice(options: argparse.Namespace) -> "Figure":
         raise UserError(f"--slice {plane}: expected x, y or z=PC, such as z=0 or x=-20pc")
     axis = figures.Axis[name.upper()]
     return figures.slice_figure(
-        _map(options).on_one_grid(), axis, parsecs(level), _truth(options), _clouds(options)
+        _map(options), axis, parsecs(level), _truth(options), _clouds(options)
     )
 
 
@@ -151,13 +155,13 @@ def _slices(options: argparse.Namespace) -> "Figure":
         )
     planes = [start + k * step for k in range(count)]
     return figures.slices_figure(
-        _map(options).on_one_grid(), figures.Axis[name.upper()], planes, _clouds(options)
+        _map(options), figures.Axis[name.upper()], planes, _clouds(options)
     )
 
 
 def _projection(options: argparse.Namespace, axis: str) -> "Figure":
     return figures.projection_figure(
-        _map(options).on_one_grid(), figures.Axis[axis], _truth(options), _clouds(options)
+        _map(options), figures.Axis[axis], _truth(options), _clouds(options)
     )
 
 
@@ -271,8 +275,8 @@ def execute_view(options: argparse.Namespace) -> int:
     check_page(options.output)
     path = Path(options.map)
     output = _options.output_of(options, options.points, map_or_run=path, schema=options.schema)
-    if not options.max_size > 0:
-        raise UserError(f"--max-size {options.max_size:g}: expected more than 0 MB")
+    if not 0 < options.max_size < math.inf:
+        raise UserError(f"--max-size {options.max_size:g}: expected a number of MB above 0")
     density = maps.DustMap.open(path)
     names, places = _points(options)
     title = options.title or f"Dust density of {path.resolve().name}"

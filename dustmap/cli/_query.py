@@ -62,7 +62,7 @@ def add_query(commands: _options.Commands) -> None:
     command.option(
         "--profile", "a row for each distance up to the face of the box, with percentiles 16 and 84"
     )
-    command.option("--step PC", "between its distances [a voxel]")
+    command.option("--step PC", "between its distances [the finest voxel]")
     command.option(
         "--file COORDS.csv",
         "many places: l, b (or ra, dec) and distance_pc; or name, the names of clouds",
@@ -201,11 +201,15 @@ def _profile(options: argparse.Namespace) -> int:
 def _distances(
     source: "runs.StarMap | maps.DustMap", l: float, b: float, step: float | None
 ) -> "NDArray[np.float64]":
-    """Multiples of a step, of the box's spacing by default, as far as they are in the box."""
+    """Multiples of a step, by default the finest spacing, as far as they are in the box."""
     import numpy as np
 
-    grid = source.grid if isinstance(source, maps.DustMap) else source.run.grid
-    step = min(grid.spacing) if step is None else step
+    if isinstance(source, maps.DustMap):
+        grid, finest = source.grid, source.finest_spacing
+    else:
+        grid = source.run.grid
+        finest = min(min(level.spacing) for level in (grid, *source.finer))
+    step = finest if step is None else step
     far = float(np.linalg.norm(np.maximum(np.abs(grid.lower), np.abs(grid.upper))))
     if far > MOST * step:
         raise UserError(f"--step {step:g}: expected at least {far / MOST:g} pc in this box")

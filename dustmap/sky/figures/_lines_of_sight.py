@@ -90,8 +90,8 @@ class Profile:
 def profile_of_map(density: DustMap, l: float, b: float, truth: DustMap | None = None) -> Profile:
     """Follow a map from the Sun to its face.
 
-    Bands of the density are the map's percentiles or, without them, mean ± std; those of the
-    extinction are the percentiles of the stored samples, if there are any.
+    Bands of the density are the map's percentiles or, without them, those of a law with its mean
+    and std; those of the extinction are the percentiles of the stored samples, if there are any.
     """
     step = 0.5 * density.finest_spacing
     distance, places = _places(density.grid.lower, density.grid.upper, step, l, b)
@@ -196,7 +196,8 @@ def _places(
 
 
 def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
-    """Return the mean between percentiles, or mean ± std, as far as the map has them."""
+    """Return the mean between percentiles, or those of a law with the mean and std of the map: a
+    log-normal one of a positive density, else a normal one."""
     mean = density.query(places, integrated=integrated)
     edges = central_band(density, places, integrated)
     if edges is not None:
@@ -207,7 +208,13 @@ def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
             outer = low, high
         return Band(mean, *edges, outer)
     std = spread_of(density, places, integrated)
-    return Band(mean) if std is None else Band(mean, mean - std, mean + std)
+    if std is None:
+        return Band(mean)
+    if not density.layout.positive:
+        return Band(mean, mean - std, mean + std)
+    width = np.sqrt(np.log1p(np.divide(std, mean, out=np.zeros_like(mean), where=mean > 0) ** 2))
+    low, high = (mean * np.exp(-0.5 * width**2 + side * width) for side in (-1.0, 1.0))
+    return Band(mean, low, high)
 
 
 @style.styled()

@@ -79,10 +79,12 @@ class Panel:
 class AbstractImage(ABC):
     """Values (V, H): densities in mag/pc, or integrals in mag; NaN outside the map.
 
-    std, coverage and truth (V, H) where they are known.
+    positive: whether the density of the map is a log-normal one; std, coverage and truth (V, H)
+    where they are known.
     """
 
     integrated: bool
+    positive: bool
     mean: Array
     std: Array | None
     coverage: Array | None
@@ -202,20 +204,20 @@ def panels_of(system: ExtinctionSystem, image: AbstractImage) -> tuple[Panel, ..
     if std is not None:
         panels.append(_spread(factor, unit, mean, std))
         if truth is not None:
-            panels.append(_difference(mean, std, truth))
+            panels.append(_difference(image, std, truth))
     return tuple(panels)
 
 
-def _difference(mean: Array, std: Array, truth: Array) -> Panel:
+def _difference(image: AbstractImage, std: Array, truth: Array) -> Panel:
     """Return what is standard normal where all is well.
 
-    Of positive values that of their logarithms, whose law with this mean and std is normal:
+    Of a positive density that of logarithms, whose law with this mean and std is normal:
     ln x ~ N(ln μ − s²/2, s²) with s² = ln(1 + σ²/μ²). The values themselves are skewed, and a truth
     many σ above a small mean would be no surprise.
     """
-    title = f"posterior \N{MINUS SIGN} {_TRUTH}"
+    title, mean = f"posterior \N{MINUS SIGN} {_TRUTH}", image.mean
     none = np.full_like(mean, np.nan)
-    if _positive(mean) and _positive(truth):
+    if image.positive and _positive(mean) and _positive(truth):
         variance = np.log1p((std / mean) ** 2)
         ahead = np.log(mean / truth) - 0.5 * variance
         off = np.divide(ahead, np.sqrt(variance), out=none, where=variance > 0)

@@ -122,8 +122,9 @@ def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None =
     """Read the plane of voxels nearest to `level` in pc, which must lie inside the map.
 
     The standard deviation is that of the stored samples where the map has no other. The truth is
-    interpolated at the centres of the same voxels.
+    interpolated at the centres of the same voxels; a map with levels is one grid (`on_one_grid`).
     """
+    density = density.on_one_grid()
     index = density.layout.nearest_slice(axis.value, level)
     plane = mean_slice_of(density, axis, level)
     true = None if truth is None else _truth(density, axis, plane.at[0], truth)
@@ -132,11 +133,13 @@ def slice_of(density: DustMap, axis: Axis, level: float, truth: DustMap | None =
 
 def mean_slice_of(density: DustMap, axis: Axis, level: float) -> Plane:
     """Read the mean and the coverage of the plane of voxels nearest to `level` in pc."""
+    density = density.on_one_grid()
     index = density.layout.nearest_slice(axis.value, level)
     shown = float(density.axes()[axis.value][index])
     covered = Quantity.COVERAGE in density.available
     return Plane(
         integrated=False,
+        positive=density.layout.positive,
         axis=axis,
         at=(shown, shown),
         extent=_extent(density, axis),
@@ -172,8 +175,10 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
     """Integrate ρ along `axis` in mag, from the first voxel centre to the last; trapezoidal rule.
 
     The standard deviation is that of the stored samples, if there are any. Coverage is weighted by
-    the density: the part of the column that the data decide on.
+    the density: the part of the column that the data decide on. The truth is integrated over the
+    same stretch, whatever its own voxels.
     """
+    density = density.on_one_grid()
     mean = _of_mean(density, lambda cube: _integral(density, axis, (cube.quantity,), cube.sample))
     coverage = None
     if {Quantity.MEAN, Quantity.COVERAGE} <= set(density.available):
@@ -183,8 +188,8 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
     centres = density.axes()[axis.value]
     true = None
     if truth is not None:
-        weights = _weights(density, axis)
-        planes = (_truth(density, axis, float(level), truth) for level in centres)
+        levels, weights = _planes_of(truth, axis, float(centres[0]), float(centres[-1]))
+        planes = (_truth(density, axis, level, truth) for level in levels)
         true = sum((w * plane for w, plane in zip(weights, planes, strict=True)), start=0.0 * mean)
     std = None
     if density.n_samples > 1:
@@ -193,6 +198,7 @@ def projection_of(density: DustMap, axis: Axis, truth: DustMap | None = None) ->
         std = np.asarray(integrals_std(np.stack(drawn), density.layout.positive), np.float64)
     return Plane(
         integrated=True,
+        positive=density.layout.positive,
         axis=axis,
         at=(float(centres[0]), float(centres[-1])),
         extent=_extent(density, axis),
@@ -229,6 +235,17 @@ def _truth(density: DustMap, axis: Axis, level: float, truth: DustMap) -> Array:
     points[..., axis.others[1].value] = up[:, None]
     factor = conversion(truth.system, density.system)
     return factor * truth.mean_at(points.reshape(-1, 3)).reshape(points.shape[:2])
+
+
+def _planes_of(truth: DustMap, axis: Axis, low: float, high: float) -> tuple[list[float], Array]:
+    """Return where a density is to be read between two levels in pc, and the weights (K,) in pc.
+
+    The trapezoidal rule over its planes of voxels is exact of what is linear between them.
+    """
+    own = np.concatenate([each.axes()[axis.value] for each in (truth, *truth.finer)])
+    levels = np.unique([low, *own[(low < own) & (own < high)], high])
+    steps = np.diff(levels, prepend=low, append=high)
+    return levels.tolist(), 0.5 * (steps[1:] + steps[:-1])
 
 
 def _weights(density: DustMap, axis: Axis) -> Array:
@@ -288,6 +305,7 @@ def slices_figure(
     clouds: _panels.CloudMarks | None = None,
 ) -> Figure:
     """Draw the mean on several planes of voxels, with one scale: those nearest to levels in pc."""
+    density = density.on_one_grid()
     planes = [mean_slice_of(density, axis, level) for level in levels]
     shown = np.array([plane.at[0] for plane in planes])
     if (np.abs(shown - levels) > _AWAY * density.grid.spacing[axis.value]).any():

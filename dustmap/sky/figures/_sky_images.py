@@ -181,14 +181,18 @@ class SkyImage(_panels.AbstractImage):
         return pixels.longitudes, pixels.latitudes
 
     def outline(self, place: Array, radius: float) -> Array | None:
-        """The edge of the ball on the sky: of a shell where it cuts that, of integrals within."""
+        """The circle in which the shell cuts the ball, or for integrals the edge of one within."""
         l, b, distance = (float(value) for value in galactic(place))
         near = abs(distance - self.distance) < radius
         if not (distance < self.distance if self.integrated else near) or distance <= radius:
             return None
         middle = 0.5 * (self.pixels.l_edges[0] + self.pixels.l_edges[-1])
         l = middle + (l - middle + 180.0) % 360.0 - 180.0
-        angle, turn = np.degrees(np.arcsin(radius / distance)), np.linspace(0.0, 2.0 * np.pi, 65)
+        angle, turn = np.arcsin(radius / distance), np.linspace(0.0, 2.0 * np.pi, 65)
+        if not self.integrated:
+            chord = self.distance**2 + distance**2 - radius**2
+            angle = np.arccos(chord / (2.0 * self.distance * distance))
+        angle = np.degrees(angle)
         across = l + angle * np.cos(turn) / max(np.cos(np.radians(b)), 0.1)
         up = np.clip(b + angle * np.sin(turn), -90.0, 90.0)
         edges = self.pixels.l_edges, self.pixels.b_edges
@@ -251,7 +255,8 @@ def mean_image(density: DustMap, distance: float, pixels: Pixels, integrated: bo
     covered = Quantity.COVERAGE in density.available and not integrated
     with muted_reports():
         coverage = density.coverage(coords) if covered else None
-    return SkyImage(integrated, mean, None, coverage, None, pixels, distance)
+    positive = density.layout.positive
+    return SkyImage(integrated, positive, mean, None, coverage, None, pixels, distance)
 
 
 def _spread_of(

@@ -54,7 +54,7 @@ def profile_of(density: "DustMap", coords: SkyCoord, distances: u.Quantity | Non
         raise UserError(f"coords: expected one direction, got {len(direction)}; ask for one by one")
     grid = density.grid
     if distances is None:
-        step = 0.5 * min(grid.spacing)
+        step = 0.5 * density.finest_spacing
         along = distances_through(grid.lower, grid.upper, direction[0], step)
         if along is None:
             raise UserError(f"coords: the line of sight does not meet the map ({density!r})")

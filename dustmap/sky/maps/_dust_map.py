@@ -97,6 +97,7 @@ class DustMap:
         mean: NDArray[np.float64],
         std: NDArray[np.float64] | None,
         system: ExtinctionSystem | str,
+        positive: bool = False,
     ) -> Self:
         """Build from values mean, std (M,) at the nodes, flattened in the C order of (x, y, z)."""
         nodes = {Quantity.MEAN: mean} | ({} if std is None else {Quantity.STD: std})
@@ -104,7 +105,7 @@ class DustMap:
             quantity: np.ascontiguousarray(np.reshape(values, grid.shape).transpose(), np.float32)
             for quantity, values in nodes.items()
         }
-        return cls.from_arrays(grid, arrays, system)
+        return cls.from_arrays(grid, arrays, system, positive)
 
     @classmethod
     def from_field(

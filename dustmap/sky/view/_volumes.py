@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky.maps import DustMap, Quantity
 from dustmap.sky.maps._cubes import Cube
+from dustmap.sky.maps._quantities import standard_deviation
 
 #: Voxels of a cube that browsers hold, and along one axis.
 MOST_VOXELS, MOST_SIDE = 2**25, 1024
@@ -235,12 +236,17 @@ class MapVolumes:
         return np.asarray(total / self._map.n_samples, np.float32)
 
     def _std(self, factor: int) -> NDArray[np.float32]:
-        """Average the map's std; that of averages of the samples where the map has none."""
+        """Average the map's std, or that of the samples where the map has none."""
         if Quantity.STD in self._map.available:
             return self._averaged(Cube(Quantity.STD), factor)
-        mean = self._mean(factor).astype(np.float64)
-        squares = sum((self._averaged(cube, factor) - mean) ** 2 for cube in self._samples)
-        return np.sqrt(squares / (self._map.n_samples - 1)).astype(np.float32)
+        planes, positive = self._map.layout.shape[0], self._map.layout.positive
+        parts = []
+        for k in range(0, planes, factor):
+            box = slice(k, k + factor), slice(None), slice(None)
+            drawn = np.stack([self._map.cubes.read(cube, box) for cube in self._samples])
+            std = standard_deviation(drawn.astype(np.float64), positive)
+            parts.append(block_means(std.astype(np.float32), factor))
+        return np.concatenate(parts)
 
     @property
     def _samples(self) -> list[Cube]:

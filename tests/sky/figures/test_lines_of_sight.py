@@ -7,6 +7,7 @@ import pytest
 from astropy import units as u
 from astropy.coordinates import SkyCoord
 from matplotlib.container import ErrorbarContainer
+from scipy.stats import lognorm, norm
 
 from dustmap.gp import RegularGrid
 from dustmap.sky.figures import (
@@ -49,6 +50,21 @@ def test_a_profile_is_what_the_map_answers_up_to_its_face() -> None:
     np.testing.assert_allclose(profile.density.low, expected)
     assert profile.true_extinction is not None
     assert np.isfinite(profile.true_extinction).all()
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_bands_of_mean_and_std_hold_68_percent(positive: bool) -> None:
+    """Those of a log-normal density are never negative."""
+    grid = RegularGrid((-50.0,) * 3, (25.0,) * 3, (5,) * 3)
+    mean, std = np.full(125, 0.002), np.full(125, 0.003)
+    density = profile_of_map(DustMap.from_nodes(grid, mean, std, "A_V", positive), 0, 0).density
+    assert density.low is not None
+    assert density.high is not None
+    width = np.sqrt(np.log1p(1.5**2))
+    law = lognorm(width, scale=0.002 * np.exp(-0.5 * width**2)) if positive else norm(0.002, 0.003)
+    held = law.cdf(density.high) - law.cdf(density.low)
+    np.testing.assert_allclose(held, 0.6827, atol=1e-3)
+    np.testing.assert_allclose(law.cdf(density.low), 0.1587, atol=1e-3)
 
 
 def test_a_map_without_uncertainty_has_no_bands() -> None:

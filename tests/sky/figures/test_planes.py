@@ -9,6 +9,7 @@ from astropy import units as u
 from astropy.coordinates import SkyCoord
 from astropy.table import Table
 
+from dustmap.gp import RegularGrid
 from dustmap.sky.figures import CloudMarks
 from dustmap.sky.figures._lines_of_sight import profile_of_map
 from dustmap.sky.figures._planes import Axis, projection_figure, projection_of, slice_of
@@ -120,6 +121,24 @@ def test_the_truth_of_the_same_voxels_is_the_map_again(axis: Axis) -> None:
     column = projection_of(density, axis, density)
     assert column.truth is not None
     np.testing.assert_allclose(column.truth, column.mean, rtol=1e-6)
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_a_truth_of_finer_voxels_is_integrated_by_its_own(axis: Axis) -> None:
+    density, rng = posterior(), np.random.default_rng(7)
+    spacing = tuple(h / 3.7 for h in GRID.spacing)
+    shape = tuple(int(4 * count) + 3 for count in GRID.shape)
+    fine = RegularGrid(tuple(low - 1.0 for low in GRID.lower), spacing, shape)
+    truth = DustMap.from_nodes(fine, rng.lognormal(-6.0, 1.0, fine.size), None, "A_V")
+    levels = np.linspace(GRID.lower[axis.value], GRID.upper[axis.value], 4001)
+    right, up = (density.axes()[other.value] for other in axis.others)
+    places = np.empty((len(levels), len(up), len(right), 3))
+    places[..., axis.value] = levels[:, None, None]
+    places[..., axis.others[0].value] = right
+    places[..., axis.others[1].value] = up[:, None]
+    values = truth.mean_at(places.reshape(-1, 3)).reshape(places.shape[:-1])
+    column = projection_of(density, axis, truth).truth
+    np.testing.assert_allclose(column, np.trapezoid(values, levels, axis=0), rtol=1e-4)
 
 
 @pytest.mark.parametrize("axis", list(Axis))

@@ -55,7 +55,7 @@ def test_differences_of_log_normal_densities_are_standard_normal() -> None:
     mean = np.exp(middle + 0.5 * spread**2)
     std = mean * np.sqrt(np.expm1(spread**2))
     drawn = np.exp(middle + spread * rng.standard_normal(grid.size))
-    density = DustMap.from_nodes(grid, mean, std, "A_V")
+    density = DustMap.from_nodes(grid, mean, std, "A_V", positive=True)
     truth = DustMap.from_nodes(grid, drawn, None, "A_V")
     off = shown(titled(slice_figure(density, truth=truth))["posterior − truth"].images[0])
     assert abs(off.mean()) < 0.05

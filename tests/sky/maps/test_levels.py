@@ -22,6 +22,7 @@ from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern32
 from dustmap.inference import LogNormalPosterior, Unresolved
 from dustmap.sky import Provenance
+from dustmap.sky.figures._planes import Axis, projection_of, slice_of
 from dustmap.sky.maps import (
     DustMap,
     MapRequest,
@@ -275,6 +276,22 @@ def written(path: Path) -> DustMap:
     slabs = Slabs.of_field(field(), NESTED.outer, ASKED, NESTED.grids[1:])
     write_map(path, slabs, Provenance("a run"))
     return DustMap.open(path)
+
+
+@pytest.mark.parametrize("axis", list(Axis))
+def test_pictures_have_the_finest_level(tmp_path: Path, axis: Axis) -> None:
+    density = written(tmp_path / "map.zarr")
+    whole = density.on_one_grid()
+    for found, expected in (
+        (slice_of(density, axis, 0.0), slice_of(whole, axis, 0.0)),
+        (projection_of(density, axis), projection_of(whole, axis)),
+    ):
+        np.testing.assert_array_equal(found.mean, expected.mean)
+        assert found.std is not None
+        np.testing.assert_array_equal(found.std, expected.std)
+    assert found.mean.size > NESTED.outer.size ** (2 / 3)
+    along = density.profile(coordinates(torch.tensor([[30.0, 10.0, 5.0]])))["distance"].to_numpy()
+    assert np.diff(along).max() <= 0.5 * density.finest_spacing * (1 + 1e-9)
 
 
 def test_cubes_of_a_map_with_levels_are_said_to_be_the_coarsest(

@@ -31,6 +31,11 @@ class Volume {
     this.number = number;
     this.lower = about.box[0];
     this.size = this.shape.map((count, axis) => count * this.spacing[axis]);
+    // Blocks at the upper faces have fewer voxels, and their centres are nearer: in blocks.
+    this.ends = this.shape.map((count, axis) => {
+      const voxels = about.grid.shape[axis] / this.factor;
+      return count > 1 ? 0.5 * (count + voxels) - 1 : 0;
+    });
     this.values = new Float64Array(256);
     for (let code = 0; code < 256; code += 1) {
       const u = this.low + ((this.high - this.low) * (code - 1)) / 254;
@@ -61,7 +66,10 @@ class Volume {
     for (let axis = 0; axis < 3; axis += 1) {
       const last = this.shape[axis] - 1;
       const where = (place[axis] - this.lower[axis]) / this.spacing[axis] - 0.5;
-      const clipped = Math.min(Math.max(where, 0), last);
+      let clipped = Math.min(Math.max(where, 0), this.ends[axis]);
+      if (last > 0 && clipped > last - 1) {
+        clipped = last - 1 + (clipped - last + 1) / (this.ends[axis] - last + 1);
+      }
       corner[axis] = Math.min(Math.floor(clipped), Math.max(last - 1, 0));
       share[axis] = clipped - corner[axis];
     }
@@ -133,7 +141,8 @@ function variance(drawn) {
 
 /** The numbers at a place, of the posterior; undefined where the map has no such volume. */
 function numbersAt(place) {
-  const get = (name) => (volumes.get(name)?.codes ? volumes.get(name).at(place) : undefined);
+  const at = (volume) => (inBox(place) ? volume.at(place) : NaN);
+  const get = (name) => (volumes.get(name)?.codes ? at(volumes.get(name)) : undefined);
   const density = get("mean");
   const spread = get("spread");
   const drawn = samples.filter((each) => each.codes).map((each) => each.integral(place));

@@ -69,7 +69,7 @@ function showFacts() {
   const notes = [
     "Click the dust or a slice for the numbers there; ? lists the keys.",
     about.coarsened && `Coarser than the map: ${about.coarsened}.`,
-    `Densities of this page are rounded by at most ${error}, and those beyond four decades are at the end of these; dustmap query has them in full. The ± of ρ is that of the voxels around a place: between their centres, where it is less, dustmap query knows it.`,
+    `Densities of this page are rounded by at most ${error}, and those beyond four decades are at the end of these; dustmap query has them in full. The ± of ρ is that of the voxels around a place: between their centres it is another, which dustmap query knows.`,
     samples.some((volume) => volume.factor > 1) && "Averaged samples vary less than the map's: standard deviations of integrals are too small by as much.",
     samples.length && `${samples.length} of the map's ${about.grid.samples} posterior samples; standard deviations from so few have a standard error of some ${Math.round(100 / Math.sqrt(samples.length))}\u00a0%, more where the density is uncertain.`,
     points.length < about.points.length && `${about.points.length - points.length} of ${about.points.length} points lie outside the map and are not drawn.`,
