@@ -213,12 +213,8 @@ class TextReader(_columns.AbstractReader):
                 words = self._commented_names(comments, len(words))
         # A table with the index of its rows has no name above them.
         self._names = [name or f"column{i}" for i, name in enumerate(words)]
-        if (
-            self._squeeze
-            and not self._names_in_comment
-            and len(after[0].split()) == len(self._names) + 1
-        ):
-            self._names.insert(0, "index")  # rows are numbered, the numbers have no name
+        if self._squeeze and not self._names_in_comment:
+            self._name_numbers_of_rows([line.split() for line in after if line.strip()])
         said, self._underline = self._description, 0
         units = [said.attribute(name, "unit") for name in self._names]
         if plain and self._separator != " ":
@@ -230,6 +226,21 @@ class TextReader(_columns.AbstractReader):
             _columns.FileColumn(name, unit, frame=said.frame(name))
             for name, unit in zip(self._names, units, strict=False)
         )
+
+    def _name_numbers_of_rows(self, rows: list[list[str]]) -> None:
+        """Call the first of more words than names "index" where they number the rows; refuse
+        others, such as names of two words, by which columns would have their neighbours' values."""
+        names = len(self._names)
+        if not rows or len(rows[0]) != names + 1:
+            return
+        first = [row[0].strip('"') for row in rows]
+        numbers = [int(word) for word in first if word.isdecimal()]
+        if len(numbers) < len(first) or any(np.diff(numbers) != 1):
+            raise UserError(
+                f"{self._path}: {names} names of columns and {names + 1} words in the first row: "
+                "expected a name for each; quote words with blanks in them, or write a CSV file"
+            )
+        self._names.insert(0, "index")
 
     def _commented_names(self, comments: list[str], count: int) -> list[str]:
         """Take so many names from the last comment before rows of numbers."""

@@ -427,8 +427,9 @@ class TableDescription:
         return f"{whole.get('frame') or ''} {year}".strip()
 
     def keyword(self, name: str) -> str:
-        """Return a keyword, stripped; "" where there is none."""
-        return str(self.meta.get(name, "")).strip()
+        """Return a keyword in any letters, stripped; "" where there is none."""
+        same = (value for key, value in self.meta.items() if str(key).upper() == name.upper())
+        return str(self.meta.get(name, next(same, ""))).strip()
 
 
 NO_DESCRIPTION = TableDescription()

@@ -64,7 +64,7 @@ class VotableReader(_columns.AbstractReader):
                 _columns.FileColumn(f.name, units[i], _width(f, dtype[i]), _frame(f, systems))
                 for i, f in enumerate(self._table.fields)
             )
-        self._keywords = scan.keywords
+        self._keywords = _of_the_only_frame(systems) | scan.keywords
 
     def keyword(self, name: str) -> str:
         return self._keywords.get(name.upper(), "")
@@ -107,11 +107,17 @@ def _width(field: Field, dtype: np.dtype[Any]) -> int:
 
 
 def _frame(field: Field, systems: dict[str, CooSys]) -> str:
-    """The system of coordinates that a field refers to, or the only equatorial one there is."""
-    of_sky = [s for s in systems.values() if re.match("eq_|icrs", str(s.system).lower())]
-    only = of_sky[0] if len(of_sky) == 1 else None
-    system = systems.get(field.ref, only)
+    """The system of coordinates that a field refers to."""
+    system = systems.get(field.ref)
     return "" if system is None else f"{system.system} {system.equinox or ''}".strip()
+
+
+def _of_the_only_frame(systems: dict[str, CooSys]) -> dict[str, str]:
+    """Keywords for fields that refer to none, of the only equatorial system there is."""
+    of_sky = [s for s in systems.values() if re.match("eq_|icrs", str(s.system).lower())]
+    if len(of_sky) != 1:
+        return {}
+    return {"RADESYS": str(of_sky[0].system), "EQUINOX": str(of_sky[0].equinox or "")}
 
 
 def _cell_bytes(field: Field, dtype: np.dtype[Any]) -> int | None:

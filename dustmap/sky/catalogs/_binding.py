@@ -222,7 +222,13 @@ def _guess(matcher: Matcher, name: str, close: Sequence[str]) -> str:
     or one side of a value where it is one, and like none where it is none."""
     value = matcher.source(_VALUES.get(name, ""))
     others = [] if value is None else [c.name for c in matcher.columns if c.name != value.ref.name]
-    alike = [c for c in close if matcher.likeness(name, c) > 0.0 and _names.may_be(name, c)]
+    alike = [
+        c
+        for c in close
+        if matcher.likeness(name, c) > 0.0
+        and _names.may_be(name, c)
+        and not _names.is_of_another_frame(c)
+    ]
     if value is not None:
         alike = [
             column

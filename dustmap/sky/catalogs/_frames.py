@@ -13,6 +13,7 @@ from dustmap.sky._coordinates import cartesian, direction, galactic_from_icrs
 from dustmap.sky.catalogs import _rules
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
+from dustmap.sky.catalogs._names import is_of_another_frame
 from dustmap.sky.catalogs._rules import Array, Values
 from dustmap.tables import AbstractReader, Chunk
 
@@ -28,6 +29,9 @@ _YEAR = re.compile(r"[bj]?(\d{4}(?:\.\d*)?)")
 _SAME_EQUINOX = 0.1
 #: Names of coordinates from the Galactic centre, but for xgal, which both are called.
 _GALACTOCENTRIC = re.compile(r"(\b|_|[xyz])(gc|galcen|galacto\w*)(\b|_)")
+
+#: Frames of Galactic coordinates.
+_GALACTIC = re.compile("gal(actic)?(_?ii)?")
 
 #: Rows whose directions are compared, degrees apart that whole degrees are not, and the part of
 #: rows that may be.
@@ -127,14 +131,20 @@ def _check_header(path: Path, reader: AbstractReader, binding: Binding) -> None:
     """Refuse places whose names or header say that they are of another frame than is read."""
     names = [s.ref.name for name in binding.position.columns if (s := binding.sources.get(name))]
     called = ", ".join(names)
+    framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
+    if any(map(is_of_another_frame, names)):
+        raise _other_axes(path, called)
     if binding.position is _rules.PositionKind.CARTESIAN and _GALACTOCENTRIC.search(called.lower()):
         raise UserError(
             f"{path}: columns {called} are Galactocentric by their names: expected x, y, z from "
             "the Sun, +X to the Galactic centre; name l, b and distance instead"
         )
-    if binding.position is not _rules.PositionKind.ICRS or re.search("2000|icrs", called.lower()):
+    if binding.position is not _rules.PositionKind.ICRS:
+        if framed and not _GALACTIC.fullmatch(framed.lower()):
+            raise _other_axes(path, f"{called} ({framed})")
         return
-    framed = next((c.frame for c in reader.columns if c.name in names and c.frame), "")
+    if re.search("2000|icrs", called.lower()):
+        return
     header = framed or _frame_of_header(reader)
     if _OLD_EQUINOX.search(called.lower()):
         raise _another_frame(path, called, "B1950")
@@ -166,6 +176,15 @@ def _systems_and_years(header: str) -> tuple[set[str], list[re.Match[str]]]:
     words = header.lower().split()
     years = [match for word in words if (match := _YEAR.fullmatch(word))]
     return set(words) - {year[0] for year in years}, years
+
+
+def _other_axes(path: Path, columns: str) -> UserError:
+    """Say that coordinates are of a frame that is not read, and how to transform them."""
+    return UserError(
+        f"{path}: columns {columns}: another frame by their names or by the header, expected "
+        "Galactic l, b or x, y, z from the Sun, or ra, dec (ICRS); transform them, as by astropy's "
+        "SkyCoord(..., frame=...).galactic, or correct the header"
+    )
 
 
 def _another_frame(path: Path, columns: str, said: str) -> UserError:

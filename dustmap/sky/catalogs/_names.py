@@ -28,6 +28,10 @@ _BRACKETED, _LONGEST_UNIT = (u.deg, u.pc, u.mag), 16
 CALLED_EXTINCTION = re.compile(
     r"^(e_)?a_?([vgk0ujhriz]|bp|rp|ks)\w{0,3}$|ext|^(e_)?e_?\(?b|ebv|redd"
 )
+#: Names of coordinates of frames that are not read: ecliptic and supergalactic ones.
+_OF_ANOTHER_FRAME = re.compile(
+    r"(^|_)ecl(_|$)|ecliptic|^e(cl)?_?l(on|at)(itude|gitude)?$|^sg[lb]$|supergal"
+)
 #: In names of columns of errors, and of what is made of errors.
 _OF_ERRORS = re.compile(f"{_ERROR_WORDS}|(^|_)e_|^s_|^d_")
 _MADE_OF_ERRORS = re.compile("over|snr|ratio|corr|var|perc|pct|rel|frac")
@@ -71,6 +75,15 @@ def may_be(role: str, column: str) -> bool:
 
 def _is_one_side(name: str) -> bool:
     return any(side.search(name) for side in _SIDES)
+
+
+def is_of_another_frame(column: str) -> bool:
+    """Tell whether a name is that of ecliptic or supergalactic coordinates.
+
+    >>> [is_of_another_frame(name) for name in ("ecl_lon", "ELAT", "elon", "SGL", "glon", "decl")]
+    [True, True, True, True, False, False]
+    """
+    return _OF_ANOTHER_FRAME.search(column.lower()) is not None
 
 
 def is_error_of(column: str, quantity: str) -> bool:

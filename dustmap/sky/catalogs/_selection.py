@@ -1,12 +1,10 @@
 """Stars of files, chunk by chunk: cuts, checks and conversions, with every row accounted for."""
 
-import hashlib
 import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -19,23 +17,23 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky import stars
 from dustmap.sky.catalogs import _rules
-from dustmap.sky.catalogs._binding import Binding, bind
+from dustmap.sky.catalogs._binding import Binding
 from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named
-from dustmap.sky.catalogs._frames import check_frame, directions, distances
+from dustmap.sky.catalogs._frames import directions, distances
 from dustmap.sky.catalogs._rules import InvalidRows, Values
-from dustmap.sky.catalogs._systems import system_of_file
+from dustmap.sky.catalogs._systems import CatalogFile
 from dustmap.sky.stars import AbstractDistancePrior, ParallaxDistances, StarTable, ToLearn
 from dustmap.sky.systems import ExtinctionSystem, conversion
-from dustmap.tables import AbstractReader, Chunk, ColumnType, open_table
+from dustmap.tables import AbstractReader, Chunk, ColumnType
 
 log = logging.getLogger(__name__)
 
-#: Larger files are known by size and time of change: hashing them would double the reading.
-HASHED_BYTES = 2**30
 #: Groups of stars: more are no surveys or instruments.
 MOST_GROUPS = 100_000
 #: Rows that are in memory at once.
 ROWS = 2**17
+#: What cuts may be on and the sample of parallaxes still have the rows.
+_PARALLAXES = set(_rules.DistanceKind.PARALLAX.columns)
 #: The brightest and the faintest magnitude that is no sentinel.
 _MAGNITUDES = (-10.0, 40.0)
 
@@ -90,36 +88,6 @@ class Counts:
         return "; ".join(self.lines())
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
-    """Return name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
-    status = path.stat()
-    known: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
-    if status.st_size <= HASHED_BYTES:
-        with path.open("rb") as stream:
-            return known | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
-    return known | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
-
-
-@final
-@dataclass(frozen=True)
-class CatalogFile:
-    """One file, opened and understood; no row of it is read yet."""
-
-    path: Path
-    reader: AbstractReader
-    binding: Binding
-    system: ExtinctionSystem
-
-    def describe(self, target: ExtinctionSystem) -> dict[str, Any]:
-        """Return the provenance of the file."""
-        columns = {name: str(source) for name, source in self.binding.sources.items()}
-        return fingerprint(self.path) | {
-            "extinction_system": self.system.name,
-            "extinction_factor": conversion(self.system, target),
-            "columns": columns | dict(self.binding.constants),
-        }
-
-
 @final
 class Selection:
     """The stars of some files. `tables` goes through them once and fills counts and sample; `twice`
@@ -150,9 +118,11 @@ class Selection:
         self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
         self._invalid, self._rounded = Counter[str](), Counter[str]()
-        self._sample = stars.ParallaxSample()
+        self._sample, self._stars = stars.ParallaxSample(), 0
         self._groups: dict[str, int] = {}
-        self.files = tuple(self._open(Path(path)) for path in paths)
+        self.files = tuple(
+            CatalogFile.opened(Path(path), self.card, self._cuts, system) for path in paths
+        )
         self.system = system or self.files[0].system
         self._check_files()
 
@@ -165,12 +135,14 @@ class Selection:
                 table = self._table(file, file.binding.values(chunk), factor, start)
                 if table is not None:
                     if isinstance(table.distances, ParallaxDistances):
-                        self._sample.add(table.distances)
+                        self._sample.add(table.distances, self._stars + np.arange(len(table)))
+                    self._stars += len(table)
                     yield table
 
     @cached_property
     def learned(self) -> stars.LearnedPrior | None:
-        """The prior that the parallaxes of all stars but `twice` teach, if that is wanted."""
+        """The prior that the parallaxes of all stars but `twice` teach, if that is wanted; also
+        those that cuts on parallaxes leave out, which p(d | ϖ) of the others does not depend on."""
         if not self._sample or not isinstance(self._prior, ToLearn):
             return None
         return self._sample.learned(self._prior, self.twice)
@@ -230,13 +202,6 @@ class Selection:
             names = ", ".join(str(file.path) for file in self.files)
             raise UserError(f"{names}: no star is left ({counts})")
 
-    def _open(self, path: Path) -> CatalogFile:
-        reader = open_table(path)
-        binding = bind(path, self.card, reader.columns, self._cuts, with_extinctions=True)
-        check_frame(path, reader, self.card, binding)
-        system = system_of_file(path, reader, self.card, binding, self._declared)
-        return CatalogFile(path, reader, binding, system)
-
     def _check_files(self) -> None:
         first = self.files[0]
         for file in self.files:
@@ -267,24 +232,10 @@ class Selection:
     ) -> StarTable | None:
         """Make a table of the stars of a chunk; `start`: rows of the files before this one."""
         binding, first = file.binding, self.rows
-        kept = np.arange(len(next(iter(values.values()))))
-        self.rows += len(kept)
-        for cut in self._cuts:
-            keeps = cut.keeps(values)
-            self._cut[str(cut)] += int((~keeps).sum())
-            kept, values = kept[keeps], {name: v[keeps] for name, v in values.items()}
+        kept = self._cut_rows(binding, values)
+        values = {name: v[kept] for name, v in values.items()}
         assert binding.extinction is not None
-        problems: _rules.Problems = {}
-        if binding.has_identifiers:
-            problems["source_id is missing"] = np.ma.getmaskarray(values["source_id"])
-        problems |= problems_of_places(binding, values)
-        problems |= _rules.extinction_problems(binding.extinction, values)
-        if binding.group is not None:
-            reason = f"column {binding.group.ref}: the group is missing"
-            problems[reason] = values[_rules.GROUP] == ""
-        if self.card.with_magnitudes:
-            problems |= _magnitude_problems(values[_rules.MAGNITUDE])
-        valid = self._valid(file, problems, first - start + kept)
+        valid = self._valid(file, self._problems(binding, values), first - start + kept)
         if not valid.any():
             return None
         values = {name: v[valid] for name, v in values.items()}
@@ -303,6 +254,46 @@ class Selection:
             groups=None if binding.group is None else self._numbered(file.path, values),
             magnitude=values[_rules.MAGNITUDE] if self.card.with_magnitudes else None,
         )
+
+    def _cut_rows(self, binding: Binding, values: Values) -> NDArray[np.int64]:
+        """Return the rows that no cut leaves out, and count the others by the first that does."""
+        kept = near = np.arange(len(next(iter(values.values()))))
+        self.rows += len(kept)
+        for cut in self._cuts:
+            columns = {name: values[name] for name in cut.quantity.columns}
+            keeps = cut.keeps({name: v[kept] for name, v in columns.items()})
+            self._cut[str(cut)] += int((~keeps).sum())
+            kept = kept[keeps]
+            if not columns.keys() <= _PARALLAXES:
+                near = near[cut.keeps({name: v[near] for name, v in columns.items()})]
+        if binding.distance is _rules.DistanceKind.PARALLAX and len(near) > len(kept):
+            others = np.setdiff1d(near, kept, assume_unique=True)
+            self._teach(binding, {name: v[others] for name, v in values.items()})
+        return kept
+
+    def _teach(self, binding: Binding, values: Values) -> None:
+        """Add stars that are left out for their parallaxes to the sample, which none numbers."""
+        bad = list(self._problems(binding, values).values())
+        valid = ~np.any(bad, axis=0)
+        values = {name: v[valid] for name, v in values.items()}
+        found = distances(binding.distance, values, self._stated, self._zero_point)
+        assert isinstance(found, ParallaxDistances)
+        self._sample.add(found, np.full(len(found), -1))
+
+    def _problems(self, binding: Binding, values: Values) -> _rules.Problems:
+        """Return the rows that are no stars, by the reason why."""
+        problems: _rules.Problems = {}
+        if binding.has_identifiers:
+            problems["source_id is missing"] = np.ma.getmaskarray(values["source_id"])
+        problems |= problems_of_places(binding, values)
+        assert binding.extinction is not None
+        problems |= _rules.extinction_problems(binding.extinction, values)
+        if binding.group is not None:
+            reason = f"column {binding.group.ref}: the group is missing"
+            problems[reason] = values[_rules.GROUP] == ""
+        if self.card.with_magnitudes:
+            problems |= _magnitude_problems(values[_rules.MAGNITUDE])
+        return problems
 
     def _numbered(self, path: Path, values: Values) -> NDArray[np.int64]:
         """Number the groups (N,) as they come, those of a chunk in alphabetical order."""

@@ -1,19 +1,27 @@
-"""Which extinction a file has: by its header, the name of its column, its card, or its reader."""
+"""Files of catalogs, opened, and which extinction they have: by their header, the name of the
+column, the card, or the caller."""
 
+import hashlib
 import logging
 import math
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Self, final
 
 from dustmap.errors import UserError
-from dustmap.sky.catalogs._binding import Binding
+from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
+from dustmap.sky.catalogs._frames import check_frame
 from dustmap.sky.catalogs._names import (
     is_of_a_band,
     spelled_as,
     unit_in_name,
     values_of_error,
 )
+from dustmap.sky.catalogs._rules import Cut
 from dustmap.sky.systems import (
     ANSWERED,
     ExtinctionSystem,
@@ -21,10 +29,12 @@ from dustmap.sky.systems import (
     known_systems,
     system_named,
 )
-from dustmap.tables import AbstractReader
+from dustmap.tables import AbstractReader, open_table
 
 log = logging.getLogger(__name__)
 
+#: Larger files are known by size and time of change: hashing them would double the reading.
+HASHED_BYTES = 2**30
 #: Names that are written for systems that differ by less than this factor: av for A0, ebv for the
 #: reddening of any map. ag is A_G alone.
 _LOOSE, _OF_A_KIND = ("A_V", "A0", "E(B-V)"), 1.2
@@ -133,3 +143,47 @@ def _refuse_another(path: Path, column: str, declared: ExtinctionSystem, where: 
         f"{declared}, or correct what is declared: known are {', '.join(known_systems())}, and "
         "custom:NAME for any other"
     )
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return name, bytes, and sha256 (or the time of change of a file above 1 GiB)."""
+    status = path.stat()
+    known: dict[str, Any] = {"name": path.name, "bytes": status.st_size}
+    if status.st_size <= HASHED_BYTES:
+        with path.open("rb") as stream:
+            return known | {"sha256": hashlib.file_digest(stream, "sha256").hexdigest()}
+    return known | {"modified": datetime.fromtimestamp(status.st_mtime, UTC).isoformat()}
+
+
+@final
+@dataclass(frozen=True)
+class CatalogFile:
+    """One file, opened and understood; no row of it is read yet."""
+
+    path: Path
+    reader: AbstractReader
+    binding: Binding
+    system: ExtinctionSystem
+
+    @classmethod
+    def opened(
+        cls,
+        path: Path,
+        card: SchemaCard,
+        cuts: Sequence[Cut],
+        declared: ExtinctionSystem | None,
+    ) -> Self:
+        """Open a catalog of a card; declared: of its extinctions, None for what it says itself."""
+        reader = open_table(path)
+        binding = bind(path, card, reader.columns, cuts, with_extinctions=True)
+        check_frame(path, reader, card, binding)
+        return cls(path, reader, binding, system_of_file(path, reader, card, binding, declared))
+
+    def describe(self, target: ExtinctionSystem) -> dict[str, Any]:
+        """Return the provenance of the file."""
+        columns = {name: str(source) for name, source in self.binding.sources.items()}
+        return fingerprint(self.path) | {
+            "extinction_system": self.system.name,
+            "extinction_factor": conversion(self.system, target),
+            "columns": columns | dict(self.binding.constants),
+        }

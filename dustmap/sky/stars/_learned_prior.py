@@ -68,16 +68,18 @@ class ParallaxSample:
 
     def __init__(self) -> None:
         self._every, self._seen = 1, 0
-        self._rows = np.empty((0, 2))
+        self._rows = np.empty((0, 3))
 
     def __len__(self) -> int:
         return self._seen
 
-    def add(self, distances: ParallaxDistances) -> None:
-        """Add stars."""
+    def add(self, distances: ParallaxDistances, numbers: NDArray[np.int64] | None = None) -> None:
+        """Add stars. numbers (N,): by which `learned` leaves some out, from 0 on by default."""
+        if numbers is None:
+            numbers = self._seen + np.arange(len(distances))
         first = -self._seen % self._every
         taken = slice(first, None, self._every)
-        new = np.stack([distances.parallax[taken], distances.error[taken]], axis=1)
+        new = np.stack([distances.parallax, distances.error, numbers], axis=1)[taken]
         self._rows = np.concatenate([self._rows, new])
         self._seen += len(distances)
         while len(self._rows) > MOST:
@@ -95,8 +97,7 @@ class ParallaxSample:
         where bright ones are.
         """
         without = np.empty(0, np.int64) if without is None else without
-        number = self._every * np.arange(len(self._rows))
-        parallax, error = self._rows[~np.isin(number, without)].T
+        parallax, error = self._rows[~np.isin(self._rows[:, 2], without), :2].T
         usable = parallax > -_STRANGE * error
         strange = int((~usable).sum())
         prior = wanted.stated

@@ -155,6 +155,47 @@ def test_names_of_galactocentric_places(tmp_path: Path) -> None:
         read_catalog(path, card, system=A_V)
 
 
+@pytest.mark.parametrize(
+    ("frame", "names"),
+    [
+        ("icrs", ("x", "y", "z")),
+        ("galactocentric", ("x", "y", "z")),
+        ("barycentrictrueecliptic", ("lon", "lat", "distance")),
+        ("supergalactic", ("sgl", "sgb", "distance")),
+        ("icrs", ("ra", "dec", "distance")),
+    ],
+)
+@pytest.mark.parametrize("format_name", ["ecsv", "parquet"])
+def test_galactic_places_are_of_no_other_frame(
+    tmp_path: Path, format_name: str, frame: str, names: tuple[str, ...]
+) -> None:
+    plain = star_columns()
+    near = SkyCoord(
+        plain["l"], plain["b"], distance=np.full(len(plain), 90.0) * u.pc, frame="galactic"
+    )
+    places = near.transform_to(frame)
+    if names[0] == "x":
+        places = SkyCoord(places, representation_type="cartesian")
+    table = QTable({"place": places, **{n: plain[n] for n in plain.colnames if "extinction" in n}})
+    path = write(tmp_path, format_name, table)
+    roles = ("x", "y", "z") if names[0] == "x" else ("l", "b", "distance")
+    card = card_named("generic", {r: f"place.{n}" for r, n in zip(roles, names, strict=True)})
+    with pytest.raises(UserError, match=rf"{frame}.*: another frame .*expected Galactic l, b"):
+        read_places(path, card)
+
+
+@pytest.mark.parametrize("name", ["ecl_lon", "elat", "SGL", "ecliptic_longitude"])
+def test_names_of_another_frame_are_no_galactic_ones(tmp_path: Path, name: str) -> None:
+    table = Table(star_columns())
+    table.rename_column("l", name)
+    path = write(tmp_path, "fits", table)
+    with pytest.raises(UserError, match="missing l") as caught:
+        read_places(path, "generic")
+    assert f"l={name}" not in str(caught.value)
+    with pytest.raises(UserError, match=f"columns {name}, b: another frame"):
+        read_places(path, card_named("generic", {"l": name}))
+
+
 def test_against_skycoord_to_a_billionth_of_a_degree() -> None:
     rng = np.random.default_rng(0)
     pole = SkyCoord(l=np.zeros(3), b=[90.0, -90.0, 0.0], unit="deg", frame="galactic").icrs

@@ -11,7 +11,7 @@ from astropy.table import Table
 
 from dustmap.sky.catalogs import Counts, ingest, read_catalog, read_places
 from dustmap.sky.catalogs._catalog import IdentifierLog, repeated
-from dustmap.sky.catalogs._selection import fingerprint
+from dustmap.sky.catalogs._systems import fingerprint
 from dustmap.sky.stars import (
     SKY_ORDER,
     ParallaxDistances,
@@ -116,7 +116,7 @@ def test_provenance(tmp_path: Path) -> None:
 
 
 def test_large_files_are_not_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dustmap.sky.catalogs._selection.HASHED_BYTES", 3)
+    monkeypatch.setattr("dustmap.sky.catalogs._systems.HASHED_BYTES", 3)
     path = tmp_path / "large"
     path.write_bytes(b"four")
     assert set(fingerprint(path)) == {"name", "bytes", "modified"}

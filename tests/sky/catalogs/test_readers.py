@@ -289,6 +289,16 @@ def test_numbers_without_names(tmp_path: Path, above: str) -> None:
         open_table(path)
 
 
+def test_words_without_a_name_shift_no_column(tmp_path: Path) -> None:
+    """Names of stars in two words behind the numbers, of which columns took the neighbours'."""
+    path = tmp_path / "stars.txt"
+    path.write_text("l b av star\n1.5 2.5 0.1 HD 12\n2.5 3.5 0.2 HD 13\n")
+    with pytest.raises(UserError, match="4 names of columns and 5 words in the first row"):
+        open_table(path)
+    path.write_text('l b av\n"7" 1.5 2.5 0.1\n"8" 2.5 3.5 0.2\n')
+    assert [column.name for column in open_table(path).columns] == ["index", "l", "b", "av"]
+
+
 def test_an_index_without_a_name(tmp_path: Path) -> None:
     path = tmp_path / "ananke.txt"
     path.write_text("    e   x\n0   0.5 1\n1  0.25   2 \n")

@@ -356,3 +356,34 @@ def test_the_hipparcos_stars_in_the_repository(tmp_path: Path) -> None:
         (tmp_path / "some.csv").write_text("".join(itertools.islice(whole, 2000)))
     classified = read_catalog(tmp_path / "some.csv", "hipparcos", cuts="classified")
     assert 0 < len(classified.stars) < 1999
+
+
+def test_cuts_on_parallaxes_do_not_bias_distances(tmp_path: Path) -> None:
+    """Stars near the cut are where they are, not nearer, for the prior is that of all rows."""
+    draw, n = np.random.default_rng(1), 20_000
+    distance = draw.gamma(3.0, 600.0, n)
+    error = 0.03 * np.exp(0.6 * np.log(distance / 500.0) + draw.normal(0.0, 0.4, n)).clip(0.5, 20.0)
+    path = tmp_path / "gsp.fits"
+    ends = {f"azero_gspphot{end}": np.full(n, a) for end, a in (("_lower", 0.2), ("_upper", 0.4))}
+    Table(
+        {
+            "source_id": np.arange(n),
+            "l": draw.uniform(0.0, 360.0, n),
+            "b": np.degrees(np.arcsin(draw.uniform(-1.0, 1.0, n))),
+            "parallax": 1000.0 / distance + error * draw.normal(size=n),
+            "parallax_error": error,
+            "ruwe": np.ones(n),
+            "azero_gspphot": np.full(n, 0.3),
+            **ends,
+        }
+    ).write(path)
+    catalog = read_catalog(path, "gaia-gspphot")
+    stars, counts = catalog.stars, catalog.counts
+    assert sum(counts.cuts.values()) > 2_000
+    assert isinstance(stars.distances, ParallaxDistances)
+    over = stars.distances.parallax / stars.distances.error
+    near = over < 6.5
+    low, middle, high = stars.distances.quantile(np.array([0.16, 0.5, 0.84]))[near].T
+    true = distance[stars.source_id[near]]
+    assert np.mean((low < true) & (true < high)) == pytest.approx(0.68, abs=0.03)
+    assert np.median(middle / true) == pytest.approx(1.0, abs=0.02)
