@@ -1,8 +1,8 @@
 """Tables: any format in, any format out, and outputs that appear whole or not at all.
 
 `_formats` is the one list of formats and their endings, with what is short (npz, how HDF5 is
-written); `_columns` what every reader offers; `_fits` (with VOTables), `_arrow` and `_hdf5` one
-module a family of formats.
+written); `_columns` what every reader offers; `_fits` (with VOTables), `_parquet`, `_text` and
+`_hdf5` one module a family of formats.
 `_outputs` and `_hdf5` serve all that writes files, maps among them. Nothing here knows stars.
 
 Examples

@@ -12,7 +12,7 @@ from astropy.table import Table, vstack
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.tables import _arrow, _columns, _fits, _hdf5, _votable
+from dustmap.tables import _columns, _fits, _hdf5, _parquet, _text, _votable
 from dustmap.tables._columns import AbstractReader, typed
 from dustmap.tables._outputs import replacing
 
@@ -148,13 +148,13 @@ _write_tabs = partial(write_csv, separator="\t")
 FORMATS = (
     TableFormat((".fits", ".fit"), _fits.FitsReader, _fits.write_fits, packed=True),
     TableFormat((".h5", ".hdf5", ".hdf"), _hdf5.Hdf5Reader, write_hdf5),
-    TableFormat((".parquet", ".pq"), _arrow.ParquetReader, _arrow.write_parquet),
+    TableFormat((".parquet", ".pq"), _parquet.ParquetReader, _parquet.write_parquet),
     TableFormat(
         (".vot", ".votable", ".xml"), _votable.VotableReader, _votable.write_votable, packed=True
     ),
-    TableFormat((".csv",), _arrow.TextReader, write_csv, packed=True, bare=True),
-    TableFormat((".ecsv",), _arrow.TextReader, _arrow.write_ecsv, packed=True),
-    TableFormat((".tsv", ".txt", ".dat"), _arrow.TextReader, _write_tabs, packed=True, bare=True),
+    TableFormat((".csv",), _text.TextReader, write_csv, packed=True, bare=True),
+    TableFormat((".ecsv",), _text.TextReader, _text.write_ecsv, packed=True),
+    TableFormat((".tsv", ".txt", ".dat"), _text.TextReader, _write_tabs, packed=True, bare=True),
     TableFormat((".npz",), NpzReader, write_npz, bare=True),
 )
 #: All of them, for messages.

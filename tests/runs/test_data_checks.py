@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from dustmap import config as configuration
 from dustmap.cli import CHECK_FAILED, DONE, main
 from dustmap.runs import prepare
-from dustmap.runs.stars import _parts
+from dustmap.runs.stars import _catalog_checks, _parts
 from dustmap.runs.stars._catalog_checks import catalog_checks
 from dustmap.runs.stars._run import StarRun
 from dustmap.sky import read_catalog
-from dustmap.sky.stars import GaussianDistances, StarTable
+from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 
 N = 800
@@ -80,6 +80,13 @@ def with_errors(relative: float) -> Any:
 def some_below_zero(stars: Columns) -> Columns:
     found = with_parallaxes(stars)
     found["parallax"][::10], found["parallax_error"][::10] = -99.0, 1.5
+    return found
+
+
+def with_far_stars(stars: Columns) -> Columns:
+    """A twentieth of them measured to be beyond 10 kpc, as a smaller distance_max has more."""
+    found = with_parallaxes(stars)
+    found["parallax"][::20], found["parallax_error"][::20] = 0.05, 0.005
     return found
 
 
@@ -217,6 +224,7 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
         (capped, []),
         (lambda stars: {**stars, "distance_pc": np.round(stars["distance_pc"], -1)}, []),
         (dust_and_outliers, []),
+        (with_far_stars, ["share of parallaxes 5 errors below that of the farthest distance"]),
         (some_twice, ["share of stars that repeat another"]),
         (galactocentric, ["places look Galactocentric", "stars within the box"]),
         (times("extinction_error", 1000.0), ["median error / extinctions"]),
@@ -227,6 +235,20 @@ def test_a_catalog_in_other_units_fails_a_check(
     tmp_path: Path, spoil: Any, names: list[str]
 ) -> None:
     assert failed(tmp_path, spoil(sky()), "compute.dtype=float64") == names
+
+
+@pytest.mark.parametrize(
+    ("n", "times", "share"), [(300, 2, 0.5), (60_000, 1, 0.0), (60_000, 2, 0.5)]
+)
+def test_repetitions_are_found_among_any_number_of_stars(n: int, times: int, share: float) -> None:
+    rng = np.random.default_rng(1)
+    l, b, d = rng.uniform(0, 360, n), rng.uniform(-90, 90, n), rng.uniform(50, 500, n)
+    y = rng.uniform(0.0, 2.0, n)
+    l, b, d, y = (np.tile(column, times) for column in (l, b, d, y))
+    stars = StarTable(
+        *(np.arange(n * times), l, b, ExactDistances(d), y, 0.1 + 0.0 * y, system_named("A_V"))
+    )
+    assert _catalog_checks._repetitions(stars).value == share
 
 
 @pytest.mark.parametrize(("value", "count", "names"), [(-99.0, 4, 1), (-99.0, 3, 0), (99.9, 4, 1)])

@@ -129,3 +129,6 @@ def test_catalogs_without_a_label_are_in_the_system_of_what_was_ingested(
     found = system_of_others(data, provenance)
     assert found is not None
     assert found.name == name
+    named = system_of_others(data, provenance, "A_G")
+    assert named is not None
+    assert named.name == "A_G"

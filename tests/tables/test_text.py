@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dustmap.tables import ColumnType, open_table
-from dustmap.tables._arrow import _trimmed
+from dustmap.tables._text import _trimmed
 from tests.sky.catalogs.test_readers import read_all
 
 VIZIER = """#
@@ -34,7 +34,7 @@ def test_a_table_of_vizier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, ending: str, block: int
 ) -> None:
     """Units and dashes are below the names, fields are filled up with blanks."""
-    monkeypatch.setattr("dustmap.tables._arrow._BLOCK", block)
+    monkeypatch.setattr("dustmap.tables._text._BLOCK", block)
     path = tmp_path / f"vizier.{ending}"
     path.write_text(VIZIER.replace("\t", separator))
     reader = open_table(path)

@@ -28,6 +28,8 @@ _FEW = 30
 #: Errors below 0 beyond which a number is no noise: one in 3.5 million; and the share of the
 #: stars that may be there, bad solutions of crowded fields.
 _BELOW, _MOST_BELOW = -5.0, 1e-3
+#: Share of the stars that may be as many errors beyond the farthest distance: of other galaxies.
+_MOST_PRESSED = 1e-2
 #: Impossible extinctions so far from 0, in mag, are no rounded noise.
 _FAR = 5.0
 #: A_V that no star has been seen behind, in mag.
@@ -73,17 +75,24 @@ _BIASED = (
 )
 
 
-def catalog_checks(stars: StarTable) -> tuple[Check, ...]:
-    """Check the stars of a catalog, or a thinned sample of them."""
+def catalog_checks(stars: StarTable, more: StarTable | None = None) -> tuple[Check, ...]:
+    """Check the stars of a catalog, or a thinned sample of them.
+
+    more: stars among which those that repeat another are looked for, which thinning parts.
+    """
     if len(stars) < _FEW:
         return ()
     of_distances = (_distances(stars), *_distance_errors(stars))
     if isinstance(stars.distances, ParallaxDistances):
-        of_distances = (_below_zero(stars.distances), _parallax_errors(stars.distances))
+        of_distances = (
+            _below_zero(stars.distances),
+            _beyond_the_prior(stars.distances),
+            _parallax_errors(stars.distances),
+        )
     of_extinctions = (_signs(stars), _cut(stars), _edge(stars), _errors(stars), _densities(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
     of_values = _sentinels(stars), _repeated_value(stars)
-    return (*of_places, *of_extinctions, *of_values, *of_distances, _repetitions(stars))
+    return (*of_places, *of_extinctions, *of_values, *of_distances, _repetitions(more or stars))
 
 
 def parallax_precision(
@@ -113,7 +122,8 @@ def parallax_precision(
 
 def store_checks(path: Path) -> tuple[Check, ...]:
     """Check an ingested catalog."""
-    return catalog_checks(open_star_store(path).sample(SAMPLE))
+    store = open_star_store(path)
+    return catalog_checks(store.sample(SAMPLE), store.blocks(SAMPLE))
 
 
 def _sentinels(stars: StarTable) -> Check:
@@ -186,9 +196,12 @@ def _sentinels_among(values: Array, least: float) -> dict[float, int]:
 
 def _repetitions(stars: StarTable) -> Check:
     """Check that stars are counted once, whatever their identifiers."""
-    rows = np.stack([stars.l, stars.b, stars.distance, stars.extinction], axis=1)
+    # By their own bits, so that both of two are looked at, or none.
+    bits, every = stars.l.view(np.uint64) ^ stars.extinction.view(np.uint64), len(stars) // SAMPLE
+    some = stars[bits % np.uint64(every + 1) == 0]
+    rows = np.stack([some.l, some.b, some.distance, some.extinction], axis=1)
     repeated = len(rows) - len(np.unique(rows, axis=0))
-    share, most = repeated / len(rows), max(_MOST_REPEATED, 3.0 / len(rows))
+    share, most = repeated / max(1, len(rows)), max(_MOST_REPEATED, 3.0 / max(1, len(rows)))
     advice = (
         "columns of directions, distances and extinctions: so many stars have those of another, "
         "to all digits; give each file once, or a column source_id, by which duplicates are found"
@@ -244,6 +257,20 @@ def _below_zero(distances: ParallaxDistances) -> Check:
         "such rows out"
     )
     return Check("share of parallaxes 5 errors below 0", float(below), 0.0, most, advice)
+
+
+def _beyond_the_prior(distances: ParallaxDistances) -> Check:
+    """Check that hardly a star is measured to be where the prior of its distance has ended."""
+    end = distances.prior.distance_max
+    parallax, allowance = distances.parallax, -_BELOW * distances.error
+    beyond = np.mean((-allowance <= parallax) & (parallax + allowance < 1e3 / end))
+    most = max(_MOST_PRESSED, 3.0 / len(distances))
+    advice = (
+        f"so many are beyond {end:.4g} pc, where the prior of distances ends, and pressed to it: "
+        "raise data.distance_max (--distance-max of ingest), in pc without a unit"
+    )
+    name = "share of parallaxes 5 errors below that of the farthest distance"
+    return Check(name, float(beyond), 0.0, most, advice)
 
 
 def _directions(stars: StarTable) -> Check:

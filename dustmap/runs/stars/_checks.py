@@ -77,7 +77,7 @@ def data_checks(
     """Check the stars of a run against its box and its numbers; UserError for what cannot be."""
     _refuse_precision(config, observed)
     return (
-        *catalog_checks(share.sample),
+        *catalog_checks(share.sample, share.own.stars),
         _within(share, grid, config),
         _beyond_the_sun(share.sample, config.grid.finest),
         *_lengths(config),

@@ -119,9 +119,13 @@ def system_of(data: DataConfig) -> ExtinctionSystem | None:
     return system_named(data.system) if data.system else None
 
 
-def system_of_others(data: DataConfig, provenance: Mapping[str, Any]) -> ExtinctionSystem | None:
-    """The system of other catalogs without a label: data.system, but of a run on a star store that
-    of the files that it was ingested from, where they have one."""
+def system_of_others(
+    data: DataConfig, provenance: Mapping[str, Any], named: str = ""
+) -> ExtinctionSystem | None:
+    """The system of other catalogs without a label: the named one, else data.system, but of a run
+    on a star store that of the files that it was ingested from, where they have one."""
+    if named:
+        return system_named(named)
     names = {file.get("extinction_system") for file in provenance.get("files", ())}
     if _names_store(data) and len(names) == 1 and (name := names.pop()):
         return system_named(name)
@@ -241,9 +245,11 @@ def places_of(
     card: SchemaCard | str,
     prior: star_tables.AbstractDistancePrior | None = None,
     with_extinctions: bool = False,
+    system: ExtinctionSystem | None = None,
 ) -> Places:
     """Rows to predict at; prior: that of the run's own parallaxes, None where it has none, for the
-    one that [data] states; with_extinctions: which the rows must then have columns of."""
+    one that [data] states; with_extinctions: which the rows must then have columns of, of a system
+    that the file may say otherwise."""
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
@@ -254,7 +260,7 @@ def places_of(
         prior=prior,
         parallax_zero_point=data.parallax_zero_point,
         with_extinctions=with_extinctions,
-        system=system_of(data),
+        system=system,
         invalid=data.invalid or None,
     )
     if places.extinctions is not None:

@@ -44,7 +44,7 @@ from dustmap.sky.agreement import Comparison
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._quantities import COVERAGE
 from dustmap.sky.stars import AbstractDistances, ExactDistances, thinned
-from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
+from dustmap.sky.systems import ExtinctionSystem, conversion
 from dustmap.tables import refuse_taken, table_format, write_table
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class StarMap(AbstractFinishedRun):
             how = "by direction and extinction: these are not predicted"
             log.warning("%s: the map has seen %s of %d stars, %s", catalog, count, len(stars), how)
         _parts.warn_beyond(self.run.tile, stars.l, stars.b, stars.distances.median)
-        _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE)))
+        _checks.warn_of(_catalog_checks.catalog_checks(thinned(stars, _parts.SAMPLE), stars))
         policy = OutsidePolicy(self.run.config.grid.outside)
         observed = observations.observe(stars, self.run.whole, policy, torch.float64, self.device)
         if not observed.exact:
@@ -193,9 +193,9 @@ class StarMap(AbstractFinishedRun):
         """
         kind = table_format(output)  # before anything is computed
         prior = _input.prior_of(self.run.stars)
-        data = self.run.config.data
-        data = replace(data, system=system_named(system).name) if system else data
-        places = _input.places_of(data, catalog, card, prior, distances)
+        data, own = self.run.config.data, self.run.share.own.provenance
+        named = _input.system_of_others(data, own, system)
+        places = _input.places_of(data, catalog, card, prior, distances, named)
         table = places.table
         labels, names = places.groups, self.run.group_names
         groups = None if labels is None else _input.renumbered(labels, names)
@@ -252,8 +252,8 @@ class StarMap(AbstractFinishedRun):
     def read(self, catalog: Path, card: SchemaCard | str, system: str = "") -> _input.StarInput:
         """Read stars as the run has read its own: with its distances, groups and system."""
         data, card = self._asked(catalog, card)
-        own = _input.system_of_others(self.run.config.data, self.run.share.own.provenance)
-        named = system_named(system) if system else own
+        own = self.run.share.own.provenance
+        named = _input.system_of_others(self.run.config.data, own, system)
         read = _input.read_stars(data, card, named, _input.prior_of(self.run.stars))
         taken = read.provenance["files"][0]["extinction_system"]
         log.info("%s: extinctions are %s", catalog, taken)

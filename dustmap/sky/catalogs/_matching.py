@@ -86,9 +86,13 @@ class Matcher:
         return sorted(free, key=lambda f: max(self.likeness(n, f) for n in names), reverse=True)
 
     def likeness(self, name: str, column: str) -> float:
-        """Compare a column of the file with one of the card: 1 where they are the same, 0 of what
-        is called an extinction with anything else."""
-        if not name.startswith("extinction") and _names.CALLED_EXTINCTION.search(column.lower()):
+        """Compare a column of the file with one of the card: 1 where they are the same or both an
+        extinction by their names, 0 where one of them alone is."""
+        is_extinction = _names.spelled_as(column) or _names.is_of_a_band(column)
+        if name == "extinction" and is_extinction:
+            return 1.0
+        is_called = is_extinction or _names.CALLED_EXTINCTION.search(column.lower())
+        if is_called and not name.startswith("extinction"):
             return 0.0
         words = [*self._words(name), name]
         matches = (difflib.SequenceMatcher(None, word, column.lower()) for word in words)

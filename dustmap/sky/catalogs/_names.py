@@ -50,7 +50,7 @@ _BEHIND = re.compile(
     "_(e|err|error|std|sig|sigma|unc)$|_?p?(16|84)$"
 )
 #: What systems are called besides.
-_ALSO = {"ak": "A_Ks"}
+_ALSO = {"ak": "A_Ks", "azero": "A0"}
 #: Names of extinctions in a band and of colour excesses: ak, ebpminrp.
 _BAND = "bp|rp|ks|[ubvgriyzjhk]"
 _OF_A_BAND = re.compile(rf"a({_BAND}|w[1-4])|e({_BAND})(min)?(?!\2)({_BAND})")
@@ -207,8 +207,23 @@ def spelled_as(name: str) -> str:
     >>> [spelled_as(name) for name in ("ebv", "A_v", "av50", "E_BV_median", "ag_gspphot", "red")]
     ['E(B-V)', 'A_V', 'A_V', 'E(B-V)', 'A_G', '']
     """
-    spelled = {_letters(known): known for known in known_systems()} | _ALSO
+    spelled = _spelled()
     return next((spelled[begin] for begin in _beginnings(name) if begin in spelled), "")
+
+
+def ends_like(name: str) -> str:
+    """The system that is spelled at the end of a name, behind other words; empty of others.
+
+    >>> [ends_like(name) for name in ("SFD_EBV", "my_A_G", "star_extinction", "ebv")]
+    ['E(B-V)', 'A_G', '', '']
+    """
+    words = re.findall("[a-z]+|[0-9]+", name.lower())
+    ends = ("".join(words[count:]) for count in range(1, len(words)))
+    return next((found for end in ends if (found := _spelled().get(end, ""))), "")
+
+
+def _spelled() -> dict[str, str]:
+    return {_letters(known): known for known in known_systems()} | _ALSO
 
 
 def are_other_systems(name: str, other: str) -> bool:

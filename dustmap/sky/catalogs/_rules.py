@@ -37,8 +37,8 @@ Problems = dict[str, NDArray[np.bool_]]
 _TURNS = 540.0
 #: pc beyond which there is no star with a distance of its own.
 _FARTHEST = 1e7
-#: mas that no star has, the nearest 768; errors by which a parallax may miss that, or be below 0.
-_NEAREST, _MISSED, _BELOW = 770.0, 5.0, 100.0
+#: mas that no star has; errors by which a parallax may miss them, and 0; mas that errors may have.
+_NEAREST, _MISSED, _BELOW, _LEAST, _MOST = 770.0, 5.0, 100.0, 1e-9, 1e6
 NOT_FINITE = " is not finite"  # after the name of a column, of rows without a number
 #: Name -> bit, counted from 0, of one column of whole numbers.
 FlagBits = Mapping[str, int]
@@ -50,7 +50,6 @@ _COMPARISONS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 }
 _OPERANDS = ("column", "sum", "ratio")
 _TESTS = (*_COMPARISONS, "equals", "one_of", "bits_clear", "bits_set")
-
 
 #: Ends of the names of what is stated of distances and extinctions.
 _STATED = ("", "_error", "_error_lower", "_error_upper", "_p16", "_p50", "_p84")
@@ -311,9 +310,8 @@ def _test(table: CardTable, key: str, flags: FlagBits | None) -> Condition:
     if key == "equals":
         value: Any = table.convert(key, text_or_number, "a text or a number")
         return _one_of((value,))
-    entries: tuple[str | float, ...] = table.entries(
-        key, text_or_number, "a list of texts or numbers"
-    )
+    expected = "a list of texts or numbers"
+    entries: tuple[str | float, ...] = table.entries(key, text_or_number, expected)
     if not entries:
         raise table.error(f"{key}: expected a list that is not empty")
     if key == "one_of":
@@ -404,13 +402,15 @@ def _parallax_problems(parallax: Array, error: Array) -> Problems:
     return {
         f"parallax is more than {_BELOW:g} errors below 0": parallax < -_BELOW * spread,
         f"parallax is above {_NEAREST:g} mas": parallax > _NEAREST + _MISSED * spread,
+        f"parallax_error is below {_LEAST:g} mas": (error > 0.0) & (error < _LEAST),
+        f"parallax_error is above {_MOST:g} mas": error > _MOST,
     }
 
 
-def extinction_problems(kind: ExtinctionKind, values: Values) -> Problems:
-    """Find bad rows: an extinction may be negative, as noise is."""
+def extinction_problems(kind: ExtinctionKind, values: Values, factor: float = 1.0) -> Problems:
+    """Find bad rows: an extinction may be negative, as noise is. factor: to that of the stars."""
     problems = not_finite(values, kind.columns)
-    value, error = extinctions(kind, values)
+    value, error = (factor * each for each in extinctions(kind, values))
     if kind is ExtinctionKind.ERROR:
         problems["extinction_error is not > 0"] = error <= 0.0
     elif kind is ExtinctionKind.TWO_SIDED:

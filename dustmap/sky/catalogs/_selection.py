@@ -232,10 +232,10 @@ class Selection:
     ) -> StarTable | None:
         """Make a table of the stars of a chunk; `start`: rows of the files before this one."""
         binding, first = file.binding, self.rows
-        kept = self._cut_rows(binding, values)
+        kept = self._cut_rows(file, values)
         values = {name: v[kept] for name, v in values.items()}
         assert binding.extinction is not None
-        valid = self._valid(file, self._problems(binding, values), first - start + kept)
+        valid = self._valid(file, self._problems(file, values), first - start + kept)
         if not valid.any():
             return None
         values = {name: v[valid] for name, v in values.items()}
@@ -255,7 +255,7 @@ class Selection:
             magnitude=values[_rules.MAGNITUDE] if self.card.with_magnitudes else None,
         )
 
-    def _cut_rows(self, binding: Binding, values: Values) -> NDArray[np.int64]:
+    def _cut_rows(self, file: CatalogFile, values: Values) -> NDArray[np.int64]:
         """Return the rows that no cut leaves out, and count the others by the first that does."""
         kept = near = np.arange(len(next(iter(values.values()))))
         self.rows += len(kept)
@@ -266,28 +266,29 @@ class Selection:
             kept = kept[keeps]
             if not columns.keys() <= _PARALLAXES:
                 near = near[cut.keeps({name: v[near] for name, v in columns.items()})]
-        if binding.distance is _rules.DistanceKind.PARALLAX and len(near) > len(kept):
+        if file.binding.distance is _rules.DistanceKind.PARALLAX and len(near) > len(kept):
             others = np.setdiff1d(near, kept, assume_unique=True)
-            self._teach(binding, {name: v[others] for name, v in values.items()})
+            self._teach(file, {name: v[others] for name, v in values.items()})
         return kept
 
-    def _teach(self, binding: Binding, values: Values) -> None:
+    def _teach(self, file: CatalogFile, values: Values) -> None:
         """Add stars that are left out for their parallaxes to the sample, which none numbers."""
-        bad = list(self._problems(binding, values).values())
+        bad = list(self._problems(file, values).values())
         valid = ~np.any(bad, axis=0)
         values = {name: v[valid] for name, v in values.items()}
-        found = distances(binding.distance, values, self._stated, self._zero_point)
+        found = distances(file.binding.distance, values, self._stated, self._zero_point)
         assert isinstance(found, ParallaxDistances)
         self._sample.add(found, np.full(len(found), -1))
 
-    def _problems(self, binding: Binding, values: Values) -> _rules.Problems:
+    def _problems(self, file: CatalogFile, values: Values) -> _rules.Problems:
         """Return the rows that are no stars, by the reason why."""
-        problems: _rules.Problems = {}
+        binding, problems = file.binding, _rules.Problems()
         if binding.has_identifiers:
             problems["source_id is missing"] = np.ma.getmaskarray(values["source_id"])
         problems |= problems_of_places(binding, values)
         assert binding.extinction is not None
-        problems |= _rules.extinction_problems(binding.extinction, values)
+        factor = conversion(file.system, self.system)
+        problems |= _rules.extinction_problems(binding.extinction, values, factor)
         if binding.group is not None:
             reason = f"column {binding.group.ref}: the group is missing"
             problems[reason] = values[_rules.GROUP] == ""

@@ -16,6 +16,7 @@ from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
 from dustmap.sky.catalogs._frames import check_frame
 from dustmap.sky.catalogs._names import (
+    ends_like,
     is_of_a_band,
     spelled_as,
     unit_in_name,
@@ -98,6 +99,12 @@ def _by_name(path: Path, column: str, declared: ExtinctionSystem | None) -> Exti
         return declared
     if not spelled:
         _refuse_another(path, column, declared, "data.system or --system")
+        ending = ends_like(column)
+        if ending and not _are_of_a_kind(system_named(ending), declared):
+            words = (
+                "%s: column %s is taken as %s, as declared; if it is the %s that its name ends in, "
+            )
+            log.warning(words + "declare that", path, column, declared, ending)
         return declared
     own = system_named(spelled)
     if _are_of_a_kind(own, declared):

@@ -36,6 +36,8 @@ class AbstractDistancePrior(ABC):
     Parallaxes ϖ and errors σ (n, 1) in mas; they may be zero or negative.
     """
 
+    distance_max: float
+
     @abstractmethod
     def survival(self, parallax: Array, error: Array, d: Array) -> Array:
         """Return P(distance > d | ϖ, σ) at d (n, K) or (1, K), 0 ≤ d: (n, K)."""

@@ -167,6 +167,13 @@ class StarStore:
             [_table.thinned(self.part(slice(at, at + rows)), share) for at in starts]
         )
 
+    def blocks(self, most: int) -> StarTable:
+        """Read at most `most` stars, neighbours together, from places all over the store."""
+        parts = min(_PLACES, -(-len(self) // CHUNK))
+        starts, share = [i * len(self) // parts for i in range(parts)], max(1, most // parts)
+        rows = min(share, len(self) // parts)
+        return _table.concatenate([self.part(slice(at, at + rows)) for at in starts])
+
     def part(self, rows: slice) -> StarTable:
         """Read the stars of these rows."""
         names = _names(kind_named(self.attributes["distances"]), self.attributes)

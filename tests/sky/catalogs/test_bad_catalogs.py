@@ -246,6 +246,29 @@ def test_parallaxes_that_are_sentinels(tmp_path: Path, parallax: float, words: s
     assert kept == (6 if words else 7)
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(1e-300, "parallax_error is below 1e-09 mas"), (1e160, "parallax_error is above 1e+06 mas")],
+)
+def test_errors_of_parallaxes_that_none_has(tmp_path: Path, error: float, words: str) -> None:
+    table = plain(40)
+    table["parallax"], table["parallax_error"] = np.full(40, 5.0), np.full(40, 0.1)
+    table["parallax_error"][3] = error
+    table.remove_columns([name for name in table.colnames if name.startswith("distance")])
+    refused(write(tmp_path, "fits", table), words)
+
+
+def test_sentinels_are_dropped_whatever_the_system(tmp_path: Path) -> None:
+    """-999 in E(B-V) is -3097 in A_V, which no star has."""
+    table = plain(40)
+    table["extinction"][7] = -999.0
+    table.rename_columns(["extinction", "extinction_error"], ["ebv", "ebv_error"])
+    path = write(tmp_path, "fits", table)
+    catalog = read_catalog(path, system=A_V, invalid="drop")
+    assert dict(catalog.counts.invalid) == {"extinction is beyond 1000 mag": 1}
+    assert catalog.counts.kept == 39
+
+
 def test_positions_beyond_all_numbers(tmp_path: Path) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("x,y,z,extinction,extinction_error\n1e200,2,3,0.1,0.1\n")

@@ -292,6 +292,18 @@ def test_reddening_in_the_columns_of_vizier(tmp_path: Path) -> None:
     np.testing.assert_allclose(read_catalog(path, system=reddening).stars.extinction, VALUE)
 
 
+@pytest.mark.parametrize("column", ["SFD_EBV", "my_A_G"])
+def test_names_that_end_like_another_extinction_are_warned_of(
+    tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = {**POSITIONS["galactic"], **DISTANCES["exact"]}
+    path = write(tmp_path, "csv", Table({**columns, column: VALUE, "sigma": np.full(N, 0.15)}))
+    card = card_named("generic", {"extinction": column, "extinction_error": "sigma"})
+    stars = read_catalog(path, card, system=A_V).stars
+    np.testing.assert_allclose(stars.extinction, VALUE)
+    assert f"column {column} is taken as A_V, as declared; if it is the" in caplog.text
+
+
 @pytest.mark.parametrize("column", ["EBV", "ebv", "E_BV"])
 def test_reddening_by_any_spelling_is_no_extinction(
     tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture

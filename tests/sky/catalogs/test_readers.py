@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from dustmap.tables import (
     ColumnRef,
     ColumnType,
     open_table,
+    write_table,
 )
 from tests.sky.catalogs.files import FORMATS, WITH_UNITS, star_columns, write
 
@@ -130,6 +132,37 @@ def test_nulls_dictionaries_and_decimals_of_arrow(tmp_path: Path) -> None:
     assert found["t"].tolist() == ["0000", "", "1"]
     np.testing.assert_array_equal(found["x"], [1.5, np.nan, 2.5])
     np.testing.assert_array_equal(found["d"], [1.5, np.nan, 2.5])
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary(5), pa.string_view()])
+def test_bytes_of_arrow_are_text(tmp_path: Path, kind: pa.DataType) -> None:
+    """As astropy writes the words of a FITS file to Parquet."""
+    path = tmp_path / "stars.parquet"
+    words = [b"HD 1\0", None, b"HD 22"] if kind != pa.string_view() else ["HD 1", None, "HD 22"]
+    pq.write_table(pa.table({"name": pa.array(words, kind)}), path)
+    reader = open_table(path)
+    names = ["HD 1", "", "HD 22"]
+    assert read_all(reader, {"name": ColumnType.TEXT})["name"].tolist() == names
+    assert list(reader.whole()["name"].filled("")) == names
+
+
+@pytest.mark.parametrize("ending", ["fits", "csv", "ecsv", "vot", "h5", "npz", "parquet"])
+def test_times_and_other_columns_of_arrow_are_written_again(tmp_path: Path, ending: str) -> None:
+    day = datetime(2001, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None)
+    columns = {
+        "seen": pa.array([day, None]),
+        "day": pa.array([day.date(), day.date()]),
+        "took": pa.array([timedelta(1), None]),
+        "half": pa.array(np.array([1.5, 2.5], np.float16)),
+        "none": pa.nulls(2),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "stars.parquet")
+    made = tmp_path / f"again.{ending}"
+    write_table(made, open_table(tmp_path / "stars.parquet").whole())
+    found = open_table(made).whole()
+    assert str(found["seen"][0]).startswith("2001-02-03 04:05")
+    assert str(found["day"][1]) == "2001-02-03"
+    np.testing.assert_array_equal(found["half"], [1.5, 2.5])
 
 
 @pytest.mark.parametrize("format_name", ["fits", "hdf5", "parquet"])
@@ -402,7 +435,7 @@ def test_no_thread_reads_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """One that still did when the process ends would abort it."""
     path = tmp_path / "stars.csv"
     path.write_text("l,b\n" + "1,2\n" * 50 + "1,x\n" + "1,2\n" * 50)
-    monkeypatch.setattr("dustmap.tables._arrow._BLOCK", 64)
+    monkeypatch.setattr("dustmap.tables._text._BLOCK", 64)
     reader, stream = open_table(path), _Recorded(path.open("rb"))
     monkeypatch.setattr("dustmap.tables._columns.opened", lambda path: stream)
     with pytest.raises(
@@ -448,7 +481,7 @@ def test_rows_that_are_wrong_are_counted_over_all_blocks(
 ) -> None:
     path = tmp_path / "stars.csv"
     path.write_text("l,b\n" + "1,2\n" * 50 + "1,2,3\n")
-    monkeypatch.setattr("dustmap.tables._arrow._BLOCK", 64)
+    monkeypatch.setattr("dustmap.tables._text._BLOCK", 64)
     with pytest.raises(UserError, match="Row #51: Expected 2 columns, got 3"):
         read_all(open_table(path), {"b": ColumnType.NUMBER})
 

@@ -1,10 +1,9 @@
-"""Formats that Arrow decodes: Parquet in batches of rows; CSV, ECSV and columns between blanks.
+"""Text that Arrow decodes: CSV, ECSV and columns between blanks, plain or gzipped.
 
-Text is plain or gzipped, and parsed in blocks of whole lines.
+It is parsed in blocks of whole lines.
 """
 
 import csv
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,23 +11,17 @@ from typing import IO, Any, final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from astropy.table import Column, MaskedColumn, Table
-from astropy.table.meta import get_yaml_from_table
-from astropy.table.serialize import represent_mixins_as_columns
-from numpy.typing import NDArray
+from astropy.table import Table
 from pyarrow import csv as pcsv
 
 from dustmap.errors import UserError
 from dustmap.tables import _columns
-from dustmap.tables._columns import MASK, ColumnRef, ColumnType
+from dustmap.tables._columns import MASK, ColumnType
+from dustmap.tables._parquet import values_of
 
-# bytes that are read at once, of Parquet and of text, and of the longest line
-_BUFFER = 1 << 20
+#: Bytes that are read at once, and of the longest line.
 _BLOCK = 8 << 20
 _LONGEST = 2 * _BLOCK
-_META = b"table_meta_yaml"  # where astropy keeps units
 _ARROW = {
     ColumnType.INTEGER: pa.int64(),
     ColumnType.NUMBER: pa.float64(),
@@ -46,143 +39,6 @@ _UNITS = frozenset(("deg", "degree", "rad", "h", "h:m:s", '"h:m:s"', "mas", "pc"
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _ROW = re.compile(r"Row #(\d+)")
 _CONVERSION = re.compile(r"column #(\d+): (?:Row #(\d+): )?CSV conversion error.*?value '(.*)'")
-
-
-@final
-class ParquetReader(_columns.AbstractReader):
-    """Decode columns page by page, so that large row groups do not fill the memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with _columns.translating(path, "Parquet"), self._open() as file:
-            schema = file.schema_arrow
-            self._metadata: dict[bytes, bytes] = schema.metadata or {}
-            yaml = self._metadata.get(_META)
-            self._description = _columns.NO_DESCRIPTION
-            if yaml is not None:
-                self._description = _columns.TableDescription.parse(yaml.decode().splitlines())
-            self.columns = tuple(self._column(field) for field in schema)
-
-    def keyword(self, name: str) -> str:
-        written = self._metadata.get(name.encode())
-        if written is None:
-            return self._description.keyword(name)
-        return written.decode("utf-8", "replace").strip()
-
-    def chunks(self, rows: int, wanted: _columns.Wanted) -> Iterator[_columns.Chunk]:
-        masks = {c.name.removesuffix(MASK) for c in self.columns if c.name.endswith(MASK)}
-        names = {ref.name for ref in wanted}
-        names |= {name + MASK for name in masks & names}
-        with _columns.translating(self._path, "Parquet"), self._open() as file:
-            for batch in file.iter_batches(
-                batch_size=rows, columns=sorted(names), use_threads=False
-            ):
-                yield {ref: _values(batch, ref, kind) for ref, kind in wanted.items()}
-
-    def whole(self) -> Table:
-        with _columns.translating(self._path, "Parquet"), self._open() as file:
-            stored = file.read(use_threads=False).combine_chunks()
-            table = Table(meta=dict(self._description.meta))
-            table.meta.pop("__serialized_columns__", None)
-            for column in self.columns:
-                name = column.name
-                if name.endswith(MASK) and name.removesuffix(MASK) in stored.schema.names:
-                    continue
-                table[name] = _as_stored(_masked(stored, name))
-                table[name].unit = column.unit or None
-                said = self._description.attribute(name, "description")
-                table[name].description = said or None
-            return table
-
-    def _open(self) -> pq.ParquetFile:
-        return pq.ParquetFile(self._path, buffer_size=_BUFFER, pre_buffer=False)
-
-    def _column(self, field: pa.Field) -> _columns.FileColumn:
-        metadata = field.metadata or {}
-        declared = self._description.attribute(field.name, "unit")
-        unit = metadata.get(b"unit", declared.encode()).decode()
-        nested = pa.types.is_nested(field.type)
-        fixed = pa.types.is_fixed_size_list(field.type)
-        width = field.type.list_size if fixed else int(not nested)
-        return _columns.FileColumn(field.name, unit, width, self._description.frame(field.name))
-
-
-def _masked(table: pa.RecordBatch | pa.Table, name: str) -> pa.Array:
-    """Take a column, null where a second one says that it has no values."""
-    column = table.column(name)
-    if name + MASK in table.schema.names:
-        column = pc.if_else(table.column(name + MASK), None, column)
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-
-
-def _values(batch: pa.RecordBatch, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-    column = _masked(batch, ref.name)
-    if ref.entry is not None:
-        column = pc.list_element(column, ref.entry)
-    return from_arrow(column, ref, kind)
-
-
-def from_arrow(column: pa.Array, ref: ColumnRef, kind: ColumnType) -> NDArray[Any]:
-    """Convert an Arrow array (N,) to numbers or text of numpy, nulls as `typed` marks them."""
-    column = _plain(column)
-    if _is_text(column):
-        return _columns.typed(column.to_numpy(zero_copy_only=False).astype(object), kind, ref)
-    if not (pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type)):
-        raise _columns.wrong_type(ref, kind, str(column.type))
-    values = _filled(column)
-    return _columns.typed(np.ma.getdata(values), kind, ref, np.ma.getmaskarray(values))
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    return column.cast(pa.float64()) if pa.types.is_decimal(column.type) else column
-
-
-def _is_text(column: pa.Array) -> bool:
-    return bool(pa.types.is_string(column.type) or pa.types.is_large_string(column.type))
-
-
-def _filled(column: pa.Array) -> NDArray[Any]:
-    """Convert numbers or truth values, masked where they are null."""
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    column = column.fill_null(False if pa.types.is_boolean(column.type) else 0)
-    return np.ma.MaskedArray(column.to_numpy(zero_copy_only=False), mask=missing)
-
-
-def _as_stored(column: pa.Array) -> Column:
-    """Convert to a column of the array's own type, masked where it is null."""
-    column = _plain(column)
-    missing = column.is_null().to_numpy(zero_copy_only=False)
-    if _is_text(column):
-        values = np.array([word or "" for word in column.to_pylist()], np.str_)
-    elif pa.types.is_primitive(column.type) and not pa.types.is_temporal(column.type):
-        values = np.ma.getdata(_filled(column))
-    else:
-        values = column.to_numpy(zero_copy_only=False)
-        if pa.types.is_fixed_size_list(column.type) and not missing.any() and len(values):
-            values = np.stack(values)
-    return MaskedColumn(values, mask=missing) if missing.any() else Column(values)
-
-
-def write_parquet(path: Path, table: Table) -> None:
-    """Write columns with nulls where they are masked; units and header as astropy keeps them."""
-    plain = represent_mixins_as_columns(Table(table), exclude_classes=(MaskedColumn,))
-    arrays = {}
-    for name in plain.colnames:
-        values = np.asarray(np.ma.getdata(plain[name]))
-        mask = np.ma.getmaskarray(plain[name]) if np.ma.isMaskedArray(plain[name]) else None
-        if values.dtype.kind == "S":
-            values = np.char.decode(values, "utf-8", "replace")
-        values = values.astype(values.dtype.newbyteorder("="))
-        if values.ndim == 1:
-            arrays[name] = pa.array(values, mask=mask)
-        else:
-            flat = pa.array(values.ravel(), mask=None if mask is None else mask.ravel())
-            width = math.prod(values.shape[1:])
-            arrays[name] = pa.FixedSizeListArray.from_arrays(flat, width)
-    metadata = {_META: "\n".join(get_yaml_from_table(plain)).encode()}
-    pq.write_table(pa.table(arrays).replace_schema_metadata(metadata), path)
 
 
 @final
@@ -303,7 +159,7 @@ class TextReader(_columns.AbstractReader):
                 except pa.ArrowException as error:
                     raise self._explained(error, wanted, before) from None
                 for batch in table.to_batches(max_chunksize=rows):
-                    yield {r: from_arrow(_masked(batch, r.name), r, wanted[r]) for r in wanted}
+                    yield {r: values_of(batch, r, kind) for r, kind in wanted.items()}
                 before += table.num_rows
 
     def _parsed(self, lines: bytes, wanted: _columns.Wanted) -> pa.Table:
