@@ -18,7 +18,7 @@ from dustmap.runs import prepare
 from dustmap.runs.stars import _catalog_checks, _parts
 from dustmap.runs.stars._catalog_checks import catalog_checks
 from dustmap.runs.stars._run import StarRun
-from dustmap.sky import read_catalog
+from dustmap.sky import galactic_from_icrs, read_catalog
 from dustmap.sky.stars import ExactDistances, GaussianDistances, StarTable
 from dustmap.sky.systems import system_named
 
@@ -133,6 +133,13 @@ def at_the_center(stars: Columns) -> Columns:
     return found
 
 
+def at_the_equinox(stars: Columns) -> Columns:
+    """ra = dec = 0, of those that have no direction."""
+    found = {name: np.array(column, float) for name, column in stars.items()}
+    found["l"][::20], found["b"][::20] = galactic_from_icrs(np.zeros(1), np.zeros(1))
+    return found
+
+
 def capped(stars: Columns) -> Columns:
     """Distances that end at one number, as those of some surveys do."""
     far = float(np.quantile(stars["distance_pc"], 0.8))
@@ -219,6 +226,7 @@ def failed(path: Path, stars: Columns, *settings: str) -> list[str]:
             [LIKE_NONE],
         ),
         (at_the_center, [LIKE_NONE]),
+        (at_the_equinox, [LIKE_NONE]),
         (with_one_value("distance_pc", 136.0), []),
         (with_one_value("b", 0.0), []),
         (capped, []),

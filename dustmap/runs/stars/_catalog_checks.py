@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dustmap.gp.functionals import gathered
 from dustmap.runs.reports import Check
 from dustmap.runs.stars._parts import SAMPLE, StarShare
+from dustmap.sky.catalogs import galactic_from_icrs
 from dustmap.sky.observations import Observations
 from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
 
@@ -152,6 +153,8 @@ def _repeated_value(stars: StarTable) -> Check:
     """Check that no number stands for a missing one: it is there often, and of nines or far from
     all others. Rounded numbers, members of a cluster and stars of one field repeat each other's."""
     distances, here = stars.distances, (stars.l == 0.0) & (stars.b == 0.0)
+    (l,), (b,) = galactic_from_icrs(np.zeros(1), np.zeros(1))
+    here |= np.isclose(stars.l, l, 1e-9, 0.0) & np.isclose(stars.b, b, 1e-9, 0.0)
     y = stars.extinction[~_impossible(stars)]
     columns = {"extinction": y[(y != 0.0) & (y > y.min())] if len(y) else y}
     if isinstance(distances, ParallaxDistances):
@@ -161,7 +164,7 @@ def _repeated_value(stars: StarTable) -> Check:
     least = max(_FEW_OF_ONE, _MOST_OF_ONE * len(stars))
     counts = {name: _sentinels_among(column, least) for name, column in columns.items()}
     if 0 < here.mean() < 1.0:
-        counts["l, b"] = {0.0: int(here.sum())} if here.sum() > least else {}
+        counts["l, b or ra, dec"] = {0.0: int(here.sum())} if here.sum() > least else {}
     worst = max(counts, key=lambda name: sum(counts[name].values()))
     most, numbers = sum(counts[worst].values()), ", ".join(f"{n:g}" for n in counts[worst])
     advice = (

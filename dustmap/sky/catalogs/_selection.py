@@ -114,6 +114,8 @@ class Selection:
         self._stated = self._prior.stated if isinstance(self._prior, ToLearn) else self._prior
         self.invalid = policy_of(invalid, self.card)
         self._zero_point = float(u.Quantity(zero_point, u.mas).value)
+        if not np.isfinite(self._zero_point):
+            raise UserError(f"zero point of parallaxes: expected mas, got {self._zero_point}")
         self.rows, self.twice = 0, np.empty(0, np.int64)
         self._cuts = self.card.cuts(cuts)
         self._cut = Counter({str(cut): 0 for cut in self._cuts})
