@@ -136,6 +136,7 @@ class MapVolumes:
         self._map = density
         self._drawn = min(samples, density.n_samples)
         self._packed: dict[tuple[str, int], Volume] = {}
+        self._finest: dict[str, NDArray[np.float32]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -216,7 +217,15 @@ class MapVolumes:
         return {"density": density, "spread": spread, "threshold": threshold}
 
     def values(self, name: str, factor: int) -> NDArray[np.float32]:
-        """Average a cube over blocks of `factor` voxels a side: (z, y, x), NaN where none is."""
+        """Average a cube over blocks of `factor` voxels a side: (z, y, x), NaN where none is; the
+        finest mean and spread, which scales are of, are read once."""
+        if factor > self.finest or name not in ("mean", "spread"):
+            return self._values(name, factor)
+        if name not in self._finest:
+            self._finest[name] = self._values(name, factor)
+        return self._finest[name]
+
+    def _values(self, name: str, factor: int) -> NDArray[np.float32]:
         if name == "spread":
             std = self._std(factor)
             mean = self.values("mean", factor)
