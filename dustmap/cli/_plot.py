@@ -196,7 +196,8 @@ def _los(options: argparse.Namespace) -> "Figure":
     step = 0.25 * finished.run.config.grid.finest
     profile = figures.profile_of_field(finished.field(), step, l, b, truth, finished.device)
     beam = figures.BEAM if options.beam is None else options.beam
-    return figures.line_of_sight_figure(profile, finished.run.stars, beam, target)
+    own = runs.of_no_group(finished.run.stars, finished.fit)
+    return figures.line_of_sight_figure(profile, own, beam, target)
 
 
 def _towards(words: Sequence[str]) -> "tuple[float, float, figures.Target | None]":

@@ -12,7 +12,7 @@ from dustmap.config import load
 from dustmap.errors import UserError
 from dustmap.gp.functionals import groups_of
 from dustmap.inference import LogNormalPosterior
-from dustmap.runs import StarMap, open_run, prepare
+from dustmap.runs import StarMap, of_no_group, open_run, prepare
 from dustmap.runs.stars._beyond import prior_dust
 from tests.run_outputs import differences
 from tests.runs.test_resume import Killed, interrupted
@@ -59,6 +59,21 @@ def test_scales_are_recovered_and_reported(mapped: Path) -> None:
     assert "| Scale |" in (mapped / "report.md").read_text()
     with np.load(mapped / "checkpoint" / "posterior.npz") as arrays:
         assert set(1.0 + arrays["scales"]) == {row["scale"] for row in rows.values()}
+
+
+def test_stars_of_sight_lines_have_no_zero_points_and_scales(mapped: Path) -> None:
+    finished = open_run(mapped)
+    assert isinstance(finished, StarMap)
+    groups = json.loads((mapped / "report.json").read_text())["zero_points"]["groups"]
+    rows, stars = {row["group"]: row for row in groups}, finished.run.stars
+    own = of_no_group(stars, finished.fit)
+    assert stars.groups is not None
+    for number, name in enumerate(finished.run.group_names):
+        chosen, row = stars.groups == number, rows[name]
+        expected = (stars.extinction[chosen] - row["zero_point"]) / row["scale"]
+        np.testing.assert_allclose(own.extinction[chosen], expected, rtol=1e-9)
+        errors = stars.extinction_error[chosen] / row["scale"]
+        np.testing.assert_allclose(own.extinction_error[chosen], errors, rtol=1e-9)
 
 
 def test_measurements_are_predicted_with_scales_and_the_map_is_free_of_them(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -267,10 +267,11 @@ def _at_nodes(
 @final
 @dataclass(frozen=True, eq=False)
 class Material:
-    """Material of figures. density: the map; posterior: the same with all that it says of places
-    between voxels, on `device`; held_out: None where no stars were held out; made: of the run."""
+    """Material of figures. density: map of the fit; posterior: the same with all that it says of
+    places between voxels, on `device`; held_out: None where no stars were; made: of the run."""
 
     config: Config
+    fit: StarFit
     density: DustMap
     posterior: AbstractDensityField
     device: torch.device
@@ -372,7 +373,24 @@ def _line(material: Material) -> "Figure | None":
         return None
     l, b = figures.busiest_direction(stars[seen])
     profile = figures.profile_of_map(material.density, l, b, material.truth)
-    return figures.line_of_sight_figure(profile, material.stars)
+    return figures.line_of_sight_figure(profile, of_no_group(material.stars, material.fit))
+
+
+def of_no_group(stars: StarTable, fit: StarFit) -> StarTable:
+    """The stars with extinctions y' = (y − z_g) / s_g as those of the map are, by the zero points
+    and scales that the fit has of their groups; errors e / s_g."""
+    posterior = fit.posterior
+    if stars.groups is None or not isinstance(posterior, PathwisePosterior | LogNormalPosterior):
+        return stars
+    points, scales = posterior.zero_points(), posterior.scales()
+    if points is None:
+        return stars
+    known = (stars.groups >= 0) & (stars.groups < len(points.mean))
+    group = np.where(known, stars.groups, 0)
+    zero = np.where(known, points.mean.cpu().numpy()[group], 0.0)
+    gain = 1.0 if scales is None else np.where(known, 1.0 + scales.mean.cpu().numpy()[group], 1.0)
+    y, error = (stars.extinction - zero) / gain, stars.extinction_error / gain
+    return replace(stars, extinction=y, extinction_error=error)
 
 
 def _of_held_out(material: Material, name: str) -> "Figure | None":

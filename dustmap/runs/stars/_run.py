@@ -343,7 +343,7 @@ class StarRun(AbstractRun):
                 watched = reports.WatchedField(density, "map of the figures", progress)
                 drawn = _export.drawn_map(directory, self.config, watched, self.grid)
                 views = drawn, density, self.device, self.truth, whole.stars, held_out, made
-                material = _export.Material(self.config, *views)
+                material = _export.Material(self.config, fit, *views)
                 work.pictures += _export.draw_figures(material, directory, progress)
 
     def field(self, fit: _engines.StarFit) -> AbstractDensityField:

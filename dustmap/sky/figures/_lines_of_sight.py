@@ -115,7 +115,7 @@ def profile_of_field(
     Parameters
     ----------
     field : the posterior
-    step : largest distance between neighbouring places in pc
+    step : distance between neighbouring places in pc, wider on ways of more than 600 of them
     l, b : of the direction, in degrees
     truth : the true density, where it is known
     device : of the posterior
