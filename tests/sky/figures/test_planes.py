@@ -138,6 +138,7 @@ def test_a_truth_of_finer_voxels_is_integrated_by_its_own(axis: Axis) -> None:
     places[..., axis.others[1].value] = up[:, None]
     values = truth.mean_at(places.reshape(-1, 3)).reshape(places.shape[:-1])
     column = projection_of(density, axis, truth).truth
+    assert column is not None
     np.testing.assert_allclose(column, np.trapezoid(values, levels, axis=0), rtol=1e-4)
 
 
