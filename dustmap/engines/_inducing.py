@@ -8,8 +8,8 @@ epochs of natural-gradient steps on minibatches converge to the same.
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import asdict, astuple, dataclass, replace
-from functools import cache, partial, reduce
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, ClassVar, final
 
 import torch
@@ -17,41 +17,27 @@ import torch
 from dustmap import inference
 from dustmap.engines import _engine, _inducing_grid, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
-from dustmap.engines._grids import coarse_advice, first_length, judged_grid
+from dustmap.engines._grids import first_length, judged_grid
 from dustmap.engines._inducing_grid import ExtrapolatingFeatures, InducingPlan, InducingSettings
+from dustmap.engines._inducing_report import error_advice, rows_report, sizes, steps_advice
 from dustmap.engines._memory import WORKING_COMPONENT, Component, During, MemoryPlan
 from dustmap.errors import UserError
 from dustmap.gp import Batch, GPModel, GridPrior, RegularGrid, families, features
-from dustmap.gp.features import AbstractFeatureMap, HIPFeatures, SolveSummary
-from dustmap.gp.functionals import PointValues, by_rows, world_of
+from dustmap.gp.features import AbstractFeatureMap, HIPFeatures
+from dustmap.gp.functionals import PointValues
 from dustmap.gp.kernels import AbstractKernel
 from dustmap.inference import VariationalModel, VariationalPosterior
-from dustmap.linalg import AbstractWorld, TilePartition
+from dustmap.linalg import TilePartition
 
 log = logging.getLogger(__name__)
 
-#: Data whose residual variance stands for that of all, and whose rounding does.
-_SAMPLE, _ROUNDED = 2000, 64
-#: Error of the posterior mean, in its standard deviations, that is worth a word.
-_LARGE_ERROR = 0.1
+#: Data whose rounding stands for that of all.
+_ROUNDED = 64
 #: Steps of the solve for the mean, at most: tens to hundreds are the rule.
 _MAX_STEPS = 3000
 #: Nodes of the quadrature of K_uu^{-1/2}: its error is below the rtol of the rows up to conditions
 #: of 10¹⁰ and 10¹¹.
 _CIQ_NODES = {torch.float32: 18, torch.float64: 24}
-#: Errors of variances that rows of contour integrals leave, in tolerances and in variances of the
-#: kernel, at most; advice where they are more than the noise, and where steps end early.
-_CIQ_ERROR = 16.0
-_ROUGH = (
-    'rows by whitening="ciq" leave more than the noise variance of a typical datum unexplained, on '
-    'any grid: take whitening="cholesky" or "hip"'
-)
-_EARLY = (
-    "steps on minibatches ended before they came to rest: take epochs = 0, which needs no steps, "
-    "more epochs or larger batches"
-)
-#: Gradient that steps may leave, in standard deviations of q over all directions.
-_UNSETTLED = 1.0
 #: Least nugget of a Cholesky factor of K_uu.
 _LEAST_NUGGET = 1e-10
 #: Largest part of the noise variance that rounding to float32 may add, and least noise variance
@@ -214,34 +200,17 @@ class InducingEngine(AbstractEngine):
             fitted = inference.fit_mean(model, state, data, source, spread)
             model, state = fitted.model, fitted.state
             elbo = inference.full_elbo(model, state, data, source)
-        with torch.no_grad():
-            # Of the median datum: a part of the data is enough.
-            some = slice(0, len(data), max(1, len(data) // _SAMPLE))
-            rows, noise = source.select(some), model.likelihood.noise_variance(data)[some]
-            left = by_rows(data.functional[some], lambda _: rows.residual_variance)
-            ratio = float((left / noise).median())
-            variance = float(problem.model.kernel.variance())
-        solve, solves = solution.solve, _of_all_ranks(rows.solves, world_of(data.functional))
-        is_rough = plan.whitening == "ciq" and _CIQ_ERROR * plan.rtol * variance > noise.median()
-        advice = [_ROUGH] if is_rough else coarse_advice(ratio)
-        if solves.unconverged:
-            advice.append(
-                f"{solves.unconverged} of {solves.columns} rows of features stopped at a relative "
-                f'residual of up to {solves.residual:.1e}: use dtype="float64", more padding, or '
-                f'whitening="torus"'
-            )
+        solve = solution.solve
+        report, advice = rows_report(problem, model, plan, source)
         advice += [] if solve.converged else [solve.message()]
-        advice += _error_advice(solution.error, plan.dtype)
-        report = {
-            "rows": asdict(solves),
+        report |= {
             "solve": {
                 "status": solve.worst.name.lower(),
                 "steps": int(solve.steps.max()),
                 "residual": float(solve.residuals.max()),
                 "error": solution.error,
             },
-            "residual_ratio": ratio,
-            "advice": advice,
+            "advice": advice + error_advice(solution.error, plan.dtype),
         }
         posterior = VariationalPosterior(model, state, spread)
         return self._fit(problem, posterior, plan, elbo, report)
@@ -262,9 +231,10 @@ class InducingEngine(AbstractEngine):
             checkpointer=watch.checkpointer,
         )
         elbo = inference.full_elbo(model, last.posterior, data, source)
-        error = inference.unsettled(model, last.posterior, data, source)
-        advice = [] if error < _UNSETTLED else [f"{_EARLY} (gradient {error:.2g}, below 1 asked)"]
-        report = {"steps": last.step, "epochs": last.epoch, "error": error, "advice": advice}
+        left = inference.unsettled(model, last.posterior, data, source)
+        report, advice = rows_report(problem, model, plan, source)
+        advice += steps_advice(left)
+        report |= {"steps": last.step, "epochs": last.epoch, "gradient": left, "advice": advice}
         posterior = VariationalPosterior(model, last.posterior)
         return self._fit(problem, posterior, plan, elbo, report)
 
@@ -281,7 +251,7 @@ class InducingEngine(AbstractEngine):
         A posterior in closed form on a box is computed again; one of many epochs is kept.
         """
         learned = replace(problem.model, mean=posterior.model.mean)
-        report = {**_sizes(plan, posterior.model.features), **report}
+        report = {**sizes(plan, posterior.model.features), **report}
         on_box = problem.box is not None and self.settings.points_per_length is not None
         arrays = {} if on_box and not self.settings.epochs else variational_arrays(posterior)
         fit = EngineFit(posterior, learned, report, evidence=elbo, arrays=arrays, plan=plan)
@@ -334,16 +304,6 @@ class InducingEngine(AbstractEngine):
         return float(((rounded - exact).square().sum(-1) / noise).median())
 
 
-def _of_all_ranks(solves: SolveSummary, world: AbstractWorld) -> SolveSummary:
-    """The summary of the solves of all ranks."""
-    numbers = torch.tensor(astuple(solves), dtype=torch.float64)[:, None]
-    parts = [
-        SolveSummary(int(columns), int(unconverged), int(steps), residual)
-        for columns, unconverged, steps, residual in world.gathered(numbers).mT.tolist()
-    ]
-    return reduce(SolveSummary.merged, parts)
-
-
 def variational_arrays(posterior: VariationalPosterior) -> Arrays:
     """Arrays of q(ε) and of the spread of a fitted mean, for `variational_posterior`."""
     q = posterior.state
@@ -360,17 +320,6 @@ def variational_posterior(
     return VariationalPosterior(model, q, spread)
 
 
-def _error_advice(error: float, dtype: torch.dtype) -> list[str]:
-    """Return advice where rounding keeps the posterior mean from its solution."""
-    if error <= _LARGE_ERROR:
-        return []
-    what_to_do = ': use dtype="float64"' if dtype == torch.float32 else ""
-    return [
-        f"the posterior mean is off by some {error:.2g} standard deviations, by rounding"
-        f"{what_to_do}"
-    ]
-
-
 def make_family(plan: InducingPlan) -> families.AbstractFamily:
     """The family of the plan."""
     M_w, most = plan.n_features, plan.max_memory
@@ -382,30 +331,6 @@ def make_family(plan: InducingPlan) -> families.AbstractFamily:
         return families.FullRankFamily(M_w, max_bytes=most)
     assert plan.block is not None
     return families.BlockFamily(TilePartition(plan.torus_shape, plan.block), max_bytes=most)
-
-
-def _sizes(plan: InducingPlan, phi: AbstractFeatureMap) -> dict[str, Any]:
-    """Plain values of the plan and of the construction of the prior."""
-    return {
-        **plan.report(),
-        "whitening": plan.whitening,
-        "family": plan.family,
-        "block": None if plan.block is None else list(plan.block),
-        "rank": plan.rank,
-        "bytes_rows": plan.bytes_rows,
-        "prior": _prior_report(phi),
-    }
-
-
-def _prior_report(phi: AbstractFeatureMap) -> dict[str, float | int]:
-    """Errors and repairs of the prior."""
-    if isinstance(phi, ExtrapolatingFeatures):
-        phi = phi.outer
-    if isinstance(phi, features.CholeskyFeatures | features.CIQFeatures):
-        return {"nugget": phi.nugget * float(phi.kernel.variance().detach())}
-    assert isinstance(phi, HIPFeatures | features.TorusFeatures)
-    names = ("wrap_error", "wrap_inflation", "smallest_eigenvalue", "clamped", "nugget")
-    return {name: getattr(phi.prior.report, name) for name in names}
 
 
 def _within_the_box(model: GPModel, box: RegularGrid | None) -> tuple[GPModel, dict[str, float]]:

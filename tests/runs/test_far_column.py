@@ -131,6 +131,30 @@ def test_a_bound_that_is_too_high_does_no_harm(sky: Path, without: dict[str, flo
     assert about["far"] > 1.05 * errors["far"]
 
 
+@pytest.mark.parametrize("engine", ["global", "hip"])
+def test_plans_have_the_pixels(sky: Path, engine: str) -> None:
+    """Of which there are many more than stars."""
+    healpy.write_map(sky / "fine.fits", np.ones(12 * 64**2), dtype=np.float64, overwrite=True)
+    density = "gaussian" if engine == "hip" else "lognormal"
+    settings = (f"fit.engine={engine}", f"model.density={density}", "data.far_column_nside=64")
+    column = f"data.far_column={sky / 'fine.fits'}"
+    without, planned = (
+        prepare(load(sky / "run.toml", [*settings, *more])).plan().bytes_needed
+        for more in ([], [column])
+    )
+    assert planned > without + 12 * 64**2 * 8
+
+
+def test_pixels_of_nothing_fail_a_check(sky: Path) -> None:
+    values = healpy.read_map(sky / "true.fits", dtype=np.float64)
+    values[::4] = 0.0
+    healpy.write_map(sky / "cut.fits", values, dtype=np.float64, overwrite=True)
+    for name, failed in (("true", False), ("cut", True)):
+        run = prepare_stars(load(sky / "run.toml", [f"data.far_column={sky / name}.fits"]))
+        found = {check.name for check in run.checks if not check.passed}
+        assert ("share of far-column pixels of 0 or less" in found) is failed
+
+
 @pytest.mark.parametrize("mean", ["constant", "disc", "bubble"])
 def test_a_column_goes_on_behind_every_mean(sky: Path, mean: str) -> None:
     settings = (f"data.far_column={sky / 'high.fits'}", f"model.mean={mean}", "grid.outside=prior")

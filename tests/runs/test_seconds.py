@@ -130,7 +130,7 @@ def test_rows_of_inducing_points_are_counted_by_passes_and_steps_by_epochs(
         return model, replace(plan, max_memory=0)
 
     monkeypatch.setattr(InducingEngine, "prepared", without_room)
-    assert seconds(catalog, *many) == pytest.approx(8 * 120 + 7 * 3 * 10)
+    assert seconds(catalog, *many) == pytest.approx(10 * 120 + 7 * 3 * 10)
 
 
 def test_keys_without_effect_are_named_before_a_run(

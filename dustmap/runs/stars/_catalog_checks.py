@@ -17,7 +17,7 @@ from dustmap.gp.functionals import gathered
 from dustmap.runs.reports import Check
 from dustmap.runs.stars._parts import SAMPLE, StarShare
 from dustmap.sky.catalogs import galactic_from_icrs
-from dustmap.sky.observations import Observations
+from dustmap.sky.observations import FarColumn, Observations
 from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ _FEW = 30
 _BELOW, _MOST_BELOW = -5.0, 1e-3
 #: Share of the stars that may be as many errors beyond the farthest distance: of other galaxies.
 _MOST_PRESSED = 1e-2
+#: Share of the pixels of a far column that may be 0 or less.
+_MOST_EMPTY = 1e-2
 #: Impossible extinctions so far from 0, in mag, are no rounded noise.
 _FAR = 5.0
 #: A_V that no star has been seen behind, in mag.
@@ -76,13 +78,16 @@ _BIASED = (
 )
 
 
-def catalog_checks(stars: StarTable, more: StarTable | None = None) -> tuple[Check, ...]:
-    """Check the stars of a catalog, or a thinned sample of them.
+def catalog_checks(
+    stars: StarTable, more: StarTable | None = None, column: FarColumn | None = None
+) -> tuple[Check, ...]:
+    """Check the stars of a catalog, or a thinned sample of them, and the far column beside them.
 
     more: stars among which those that repeat another are looked for, which thinning parts.
     """
+    of_column = () if column is None else (_empty_pixels(column),)
     if len(stars) < _FEW:
-        return ()
+        return of_column
     of_distances = (_distances(stars), *_distance_errors(stars))
     if isinstance(stars.distances, ParallaxDistances):
         of_distances = (
@@ -93,7 +98,14 @@ def catalog_checks(stars: StarTable, more: StarTable | None = None) -> tuple[Che
     of_extinctions = (_signs(stars), _cut(stars), _edge(stars), _errors(stars), _densities(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
     of_values = _sentinels(stars), _repeated_value(stars)
-    return (*of_places, *of_extinctions, *of_values, *of_distances, _repetitions(more or stars))
+    return (
+        *of_places,
+        *of_extinctions,
+        *of_values,
+        *of_distances,
+        _repetitions(more or stars),
+        *of_column,
+    )
 
 
 def parallax_precision(
@@ -274,6 +286,16 @@ def _beyond_the_prior(distances: ParallaxDistances) -> Check:
     )
     name = "share of parallaxes 5 errors below that of the farthest distance"
     return Check(name, float(beyond), 0.0, most, advice)
+
+
+def _empty_pixels(column: FarColumn) -> Check:
+    """Check that hardly a pixel is 0 or less, which holds its whole sight line to no dust."""
+    share = float((column.value <= 0.0).double().mean())
+    advice = (
+        "data.far_column: so many pixels are 0 or below, and say that there is no dust at all; if "
+        "these stand for a missing value, write NaN or healpy.UNSEEN there"
+    )
+    return Check("share of far-column pixels of 0 or less", share, 0.0, _MOST_EMPTY, advice)
 
 
 def _directions(stars: StarTable) -> Check:

@@ -52,6 +52,7 @@ _SOUND = {
     "wrap_error": 0.15,
     "wrap_inflation": 0.1,
     "residual_variance_over_noise": 1.0,
+    "gradient": 1.0,
 }
 #: Hyperparameters that a star can tell at most, in the mean.
 _MOST_PER_STAR = 0.1
@@ -77,7 +78,7 @@ def data_checks(
     """Check the stars of a run against its box and its numbers; UserError for what cannot be."""
     _refuse_precision(config, observed)
     return (
-        *catalog_checks(share.sample, share.own.stars),
+        *catalog_checks(share.sample, share.own.stars, observed.column),
         _within(share, grid, config),
         _beyond_the_sun(share.sample, config.grid.finest),
         *_lengths(config),
@@ -277,8 +278,7 @@ def checks_of_refit(config: Config, fit: StarFit) -> tuple[Check, ...]:
     """Check the solver of the fit to all stars, which has learned nothing."""
     checks = [check.of_refit() for check in _checks_of_solver(config, fit)]
     if fit.learning is not None and config.engine == "lognormal":
-        converged = float(fit.learning.converged)
-        advice = _after(config, fit.learning)
+        advice, converged = _after(config, fit.learning), float(fit.learning.converged)
         checks.append(Check("refit converged", converged, 1.0, 1.0, advice))
     return tuple(checks)
 
@@ -311,6 +311,8 @@ def _limits(config: Config) -> Mapping[str, tuple[float, str]]:
         f"{coarser}",
         "residual_variance_over_noise": "the grid leaves more than the noise: take a finer one, "
         f"such as {finer}",
+        "gradient": "steps ended before they came to rest: take more fit.epochs, a larger "
+        "fit.batch, or fit.epochs = 0, which needs no steps",
     }
     return {key: (_SOUND.get(key, 0.0), advice) for key, advice in limits.items()}
 

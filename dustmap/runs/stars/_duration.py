@@ -94,7 +94,7 @@ def _field_seconds(config: Config, rays: LineIntegrals) -> float:
 
 def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refits: bool) -> float:
     """Estimate the whole run, roughly; refits: to all stars."""
-    batch = data.batch[train]
+    batch = data.planned(train)
     fit = _fit_seconds(config, batch)
     if config.fit.distance_rounds > 0 and not data.exact:
         fit *= 1.0 + _ROUND_SHARE[config.density]
@@ -102,7 +102,8 @@ def seconds_of_run(config: Config, data: Observations, train: torch.Tensor, refi
     if refits and config.engine == "lognormal":
         total += _REFIT_SHARE * fit
     elif refits:
-        total += _fit_seconds(_model.held(config), data.batch)
+        every = torch.arange(len(data.batch), device=train.device)
+        total += _fit_seconds(_model.held(config), data.planned(every))
     return rounded(total)
 
 

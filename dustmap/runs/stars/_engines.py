@@ -393,14 +393,15 @@ def _hip_report(fit: engines.EngineFit) -> dict[str, Any]:
         "whitened_variables": report["n_features"],
         "elbo": fit.evidence,
     }
+    if "rows" in report:
+        named["rows_unconverged"] = report["rows"]["unconverged"]
+        named["residual_variance_over_noise"] = report["residual_ratio"]
     if "solve" in report:
-        named |= {
-            "rows_unconverged": report["rows"]["unconverged"],
-            "cg_steps": report["solve"]["steps"],
-            "cg_residual": report["solve"]["residual"],
-            "residual_variance_over_noise": report["residual_ratio"],
-        }
-    others = ("steps", "epochs", "length_learned_beyond_the_box")
+        named["cg_steps"] = report["solve"]["steps"]
+        named["cg_residual"] = report["solve"]["residual"]
+    report |= report.get("prior", {})
+    others = ["steps", "epochs", "gradient", "length_learned_beyond_the_box"]
+    others += ["wrap_error", "wrap_inflation"]
     return named | {name: report[name] for name in others if name in report}
 
 

@@ -58,7 +58,7 @@ def plan_stars(
 
     The plan is that of this rank. All ranks have to ask, for what would fit has to fit all of them.
     """
-    data = observed.batch[train]
+    data = observed.planned(train)
     world = world_of(data.functional)
     if config.engine != "lognormal":
         data = own_batch(data)

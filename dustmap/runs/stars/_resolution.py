@@ -21,12 +21,13 @@ from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import Unresolved
 from dustmap.runs._interface import split_rows
+from dustmap.runs._machine import device_of
 from dustmap.runs.checkpoints import RunDirectory
 from dustmap.runs.reports import Check
 from dustmap.runs.stars import _grids, _kernel, _model
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._input import StarInput
-from dustmap.runs.stars._parts import SAMPLE
+from dustmap.runs.stars._parts import SAMPLE, StarShare
 from dustmap.runs.stars._plan import may_fit, spacing_at
 from dustmap.sky import Observations, StarTable, cartesian
 from dustmap.sky.observations import observe
@@ -308,6 +309,13 @@ class Sight:
     def changed(self, change: Callable[[Observations], Observations]) -> "Sight":
         """Return the same with what `change` makes of the observations."""
         return replace(self, observe=lambda: change(self.observed))
+
+
+def sight_of(config: Config, share: StarShare) -> Sight:
+    """What the stars of a share say of the density in the whole box."""
+    whole, policy = _grids.whole_of(config.grid), OutsidePolicy(config.grid.outside)
+    device = device_of(config.compute)
+    return Sight(lambda: share.observed(whole, policy, device), config, share.own)
 
 
 def split(

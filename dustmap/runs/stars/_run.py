@@ -15,7 +15,7 @@ from dustmap import config as configuration
 from dustmap.config import AUTO, Config, check_scatter_of_means
 from dustmap.engines import Arrays, Watch
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, own_rays
+from dustmap.gp.functionals import own_rays
 from dustmap.linalg import AbstractWorld
 from dustmap.runs import reports
 from dustmap.runs._interface import AbstractRun, Plan
@@ -386,9 +386,7 @@ def prepare_stars(
     catalog = _parts.catalog_of(config, earlier, world)
     own = catalog.own if isinstance(catalog, _parts.StarShare) else catalog
     seconds, truth = time.perf_counter() - start, _export.truth_of(config.data, own.stars.system)
-    run = _within_memory(assemble(config, catalog, truth, seconds, world, earlier))
-    column = _beyond.column_of(run.config, run.whole, run.stars.system, run.device, world)
-    run = replace(run, sight=run.sight.changed(lambda observed: replace(observed, column=column)))
+    run = _within_memory(_with_column(assemble(config, catalog, truth, seconds, world, earlier)))
     rows = len(run.mapped) + len(run.observed.column or ())
     _checks.refuse_more_rows(config, rows, engine.most_rows, run.refits)
     _engines.check_groups(config, run.group_names, run.observed)
@@ -410,8 +408,16 @@ def _within_memory(run: StarRun) -> StarRun:
         if int(run.share.world.total(too_much)) == 0:
             break
         config = _near_stars.resolved(_grids.with_fewer_around(run.config, run.asked), run.near)
-        run = replace(run, config=config, sight=_sight_of(config, run.share))
+        sight = _resolution.sight_of(config, run.share)
+        run = _with_column(replace(run, config=config, sight=sight))
     return run
+
+
+def _with_column(run: StarRun) -> StarRun:
+    """Return the run with the far column among its observations, if it has one."""
+    where = run.whole, run.stars.system, run.device, run.share.world
+    column = _beyond.column_of(run.config, *where)
+    return replace(run, sight=run.sight.changed(lambda observed: replace(observed, column=column)))
 
 
 def assemble(
@@ -440,11 +446,5 @@ def assemble(
     near = _near_stars.asked(config, share)
     config = _resolution.resolved(config, share.sample, earlier)
     config = _near_stars.resolved(config, near)
-    grid, sight = _grids.grid_of(config.grid), _sight_of(config, share)
+    grid, sight = _grids.grid_of(config.grid), _resolution.sight_of(config, share)
     return StarRun(asked, config, share, grid, sight, truth, tile, seconds, near=near)
-
-
-def _sight_of(config: Config, share: _parts.StarShare) -> _resolution.Sight:
-    whole, policy = _grids.whole_of(config.grid), OutsidePolicy(config.grid.outside)
-    device = device_of(config.compute)
-    return _resolution.Sight(lambda: share.observed(whole, policy, device), config, share.own)

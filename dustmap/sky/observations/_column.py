@@ -263,6 +263,7 @@ class FarColumn:
             "nside": self.pixels.nside,
             "pixels_without_a_value": self.pixels.missing,
             "pixels_left_out": self.pixels.left_out,
+            "pixels_of_0_or_less": int((self.value <= 0.0).sum()),
             "kind": "at most" if self.bound else "about",
             "pixels_that_say_something": says,
             "pixels_that_the_map_exceeds_by_two_errors": int((above > 2.0).sum()),

@@ -226,6 +226,13 @@ class Observations:
             data = replace(data, noise_variance=noise, added_variance=added)
         return data if self.column is None else self.column.before(data)
 
+    def planned(self, index: Tensor) -> Batch:
+        """Return as many data as a fit may take: after those of all pixels of the column."""
+        if self.column is None:
+            return self.batch[index]
+        column = self.column.with_data(self.column.value, self.column.std.square())
+        return replace(self, column=column).training(index)
+
     def shared_part(self, index: Tensor) -> float:
         """Return the mean part of the noise of a fit that the shared variance is."""
         if self.shared is None or len(index) == 0:
