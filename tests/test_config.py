@@ -164,6 +164,7 @@ def test_unknown_keys_suggest_the_nearest(section: str, key: str, words: str) ->
         (["model.density=lognormal", "fit.engine=exact"], 'model.density = "lognormal" is for'),
         (["model.density=gaussian", "model.mean=bubble"], "is for model.density"),
         (["model.mean_density=-1"], "expected a positive median"),
+        (["fit.engine=hip", "fit.block=[2,2]"], "fit.block = [2, 2]: expected three numbers"),
         (["model.density=gaussian", "model.mean_density=0"], "model.std = 0 stands for"),
     ],
 )
@@ -403,6 +404,8 @@ def test_smoothness_belongs_to_the_kernel_matern() -> None:
         (("fit.engine=hip", "fit.batch=10"), ("batch",)),
         (("fit.engine=hip", "fit.batch=10", "fit.epochs=2"), ()),
         (("fit.engine=hip", "fit.beams=64"), ("beams",)),
+        (("fit.engine=hip", "fit.samples=9", "fit.tolerance=1e-2"), ("samples",)),
+        (("fit.tolerance=1e-2", "model.line_integral=quadrature"), ("tolerance", "line_integral")),
         (("fit.beams=64",), ()),
         (("model.mean=constant", "model.disc_height=50pc"), ("disc_height",)),
         (("model.mean=disc", "model.cavity_radius=20pc"), ("cavity_radius",)),

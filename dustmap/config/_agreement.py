@@ -27,6 +27,9 @@ def check(config: "Config") -> None:
     if config.data.kind == "stars":
         _check_box(config.grid)
         _check_density(config)
+        if len(config.fit.block) not in (0, 3):
+            block = list(config.fit.block)
+            raise UserError(f"fit.block = {block}: expected three numbers of nodes, or none")
     _check_grids(config)
     _check_tile(config)
     _check_groups(config, config.solves_for_all_stars)

@@ -56,6 +56,10 @@ def _scopes(config: "Config") -> Iterator[tuple[str, bool, str, tuple[str, ...]]
     has_cavity = model.mean in ("auto", "bubble")
     yield 'model.mean = "bubble"', has_cavity, "model", ("cavity_radius",)
     yield "a log-normal density", config.engine == "lognormal", "fit", ("beams",)
+    is_gaussian = config.engine != "lognormal"
+    yield "a Gaussian density", is_gaussian, "fit", ("tolerance",)
+    yield "a Gaussian density", is_gaussian, "model", ("line_integral",)
+    yield 'fit.engine = "global"', "global" in engines, "fit", ("samples",)
     of_hip = "family", "block", "rank", "epochs", "batch", "pcg_steps", "whitening"
     yield 'fit.engine = "hip"', "hip" in engines, "fit", of_hip
     takes_some = not of_stars or fit.engine in ("hip", "exact")
