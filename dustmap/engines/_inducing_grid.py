@@ -115,7 +115,7 @@ class InducingPlan(_grids.AbstractGridPlan):
         M_w = self.n_features
         width = {
             "full": M_w,
-            "block": math.prod(self.block or ()),
+            "block": math.prod(map(min, self.block or (), self.torus_shape)),
             "low-rank": 1 + min(M_w, 2 * self.rank + 10),
             "mean-field": 1,
         }[self.family]

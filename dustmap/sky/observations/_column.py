@@ -212,10 +212,11 @@ class FarColumn:
         if self.target is not None and self.variance is not None:
             rest = (1.0 / v - 1.0 / self.variance).clamp_min(_RATIO / v)
             mean = (mean / v - self.target / self.variance) / rest
-        above = mean > self.value
-        nothing = torch.full_like(self.value, NOTHING**2)
+        most = self.value.clamp_min(0.0)
+        above = mean > most
+        nothing = torch.full_like(most, NOTHING**2)
         variance = torch.where(above, self.std.square(), nothing)
-        return replace(self, target=torch.where(above, self.value, mean), variance=variance)
+        return replace(self, target=torch.where(above, most, mean), variance=variance)
 
     def with_data(self, target: Tensor, variance: Tensor) -> "FarColumn":
         """Return it with the data of an earlier fit."""
