@@ -2,6 +2,7 @@
 with, and against quadrature."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from dustmap.sky.stars import (
     ToLearn,
     _learned_prior,
 )
-from dustmap.sky.stars._learned_prior import LEAST, MOST
+from dustmap.sky.stars._learned_prior import LEAST, MOST, SampleCuts, _Stars
 from dustmap.sky.stars._priors import SurveyRatio, prior_from
 from tests.combinations import covering
 from tests.sky.latent import learned_of
@@ -151,19 +152,69 @@ def test_few_stars_have_the_scale_of_most_likelihood() -> None:
     assert one.prior.scale == pytest.approx(1350.0, rel=0.5)
 
 
+@pytest.mark.parametrize("cuts", [SampleCuts(), SampleCuts(3.0, 700.0)])
 @pytest.mark.parametrize("x", [(0.2, 0.1, 0.5), (-0.3, 3.6, -0.2), (0.1, 2.5, 1.5)])
-def test_the_end_of_a_survey_is_fitted_by_its_gradient(x: tuple[float, ...]) -> None:
+def test_the_end_of_a_survey_is_fitted_by_its_gradient(
+    x: tuple[float, ...], cuts: SampleCuts
+) -> None:
     """Also where the density is lifted, which the steep ends are."""
     rng = np.random.default_rng(5)
     t, at = np.linspace(-2.0, 2.0, 60), np.array(x)
     likelihood = np.exp(-0.5 * ((t - rng.uniform(-1.0, 1.0, (40, 1))) / 0.3) ** 2)
-    _, gradient = _learned_prior._end_energy(at, likelihood, t)
+    stars = _Stars.of(likelihood, rng.uniform(20.0, 400.0, 40), t, cuts)
+    _, gradient = _learned_prior._end_energy(at, stars, t)
     steps = 1e-5 * np.eye(3)
-    ends = [[_learned_prior._end_energy(at + d, likelihood, t)[0] for d in (s, -s)] for s in steps]
+    ends = [[_learned_prior._end_energy(at + d, stars, t)[0] for d in (s, -s)] for s in steps]
     np.testing.assert_allclose(gradient, np.array(ends) @ [0.5e5, -0.5e5], rtol=1e-5, atol=1e-5)
-    base = _learned_prior._end_of_survey(likelihood, t, 1.0)
-    found = -np.log(likelihood @ (np.exp(base) / np.exp(base).sum())).sum()
-    assert found < _learned_prior._end_energy(at, likelihood, t)[0]
+    base = _learned_prior._end_of_survey(stars, t, 1.0)
+    found = -stars.log_probability(np.exp(base) / np.exp(base).sum())
+    assert found < _learned_prior._end_energy(at, stars, t)[0]
+
+
+def test_a_density_of_cut_samples_by_its_derivatives() -> None:
+    """Σ_n ln (L p)_n / (s p)_n in f, p ∝ exp f, by finite differences of it and of its gain."""
+    rng = np.random.default_rng(2)
+    t, error = np.log(np.linspace(200.0, 3000.0, 30)), rng.uniform(0.05, 0.4, 200)
+    likelihood = np.exp(-0.5 * ((1e3 * np.exp(-t) - rng.uniform(0.5, 3.0, (200, 1))) / 0.3) ** 2)
+    stars, f = _Stars.of(likelihood, error, t, SampleCuts(4.0, 0.5)), rng.normal(size=30)
+
+    def density(f: Array) -> Array:
+        return np.asarray(np.exp(f) / np.exp(f).sum())
+
+    steps = 1e-5 * np.eye(30)
+    ends = np.array([[stars.log_probability(density(f + s * d)) for s in (1, -1)] for d in steps])
+    np.testing.assert_allclose(stars.gain(density(f)), ends @ [5e4, -5e4], atol=1e-4)
+    gains = np.array([[stars.gain(density(f + s * d)) for s in (1, -1)] for d in steps])
+    complete, missing = stars.curvature(density(f))
+    np.testing.assert_allclose(missing - complete, (gains[:, 0] - gains[:, 1]) * 5e4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("over_error", "least"), [(0.0, 0.0), (5.0, 0.0), (10.0, 0.0), (0.0, 1.0), (5.0, 0.8)]
+)
+def test_samples_that_were_cut_before_have_the_distribution_of_all(
+    over_error: float, least: float
+) -> None:
+    """Stars next to a cut are where they are, and not nearer, whoever has cut."""
+    rng, n = np.random.default_rng(1), 30_000
+    d = rng.gamma(3.0, 600.0, n)
+    error = 0.03 * np.exp(0.6 * np.log(d / 500.0) + rng.normal(0.0, 0.4, n)).clip(0.5, 20.0)
+    parallax = 1e3 / d + error * rng.standard_normal(n)
+    kept = (parallax > over_error * error) & (parallax > least)
+    kept |= (over_error == 0.0) & (least == 0.0)
+    sample = ParallaxDistances(parallax[kept], error[kept], FLAT)
+    found = learned_of(sample)
+    if over_error == 0.0 or least == 0.0:
+        limits = [limit if limit > 0.0 else -np.inf for limit in (over_error, least)]
+        assert [found.cuts.over_error, found.cuts.parallax] == pytest.approx(limits, rel=0.01)
+    under = replace(sample, prior=found.prior)
+    low, middle, high = under.quantile(np.array([0.16, 0.5, 0.84])).T
+    over = parallax[kept] / error[kept]
+    near = over < np.quantile(over, 0.1) if least == 0.0 else parallax[kept] < 1.1 * least
+    true = d[kept][near]
+    inside = (low[near] < true) & (true < high[near])
+    assert inside.mean() == pytest.approx(0.68, abs=0.05)
+    assert np.median(middle[near] / true) == pytest.approx(1.0, abs=0.03)
 
 
 def test_posteriors_under_a_ratio_are_those_of_quadrature() -> None:

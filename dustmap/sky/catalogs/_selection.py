@@ -147,7 +147,10 @@ class Selection:
         those that cuts on parallaxes leave out, which p(d | ϖ) of the others does not depend on."""
         if not self._sample or not isinstance(self._prior, ToLearn):
             return None
-        return self._sample.learned(self._prior, self.twice)
+        found = self._sample.learned(self._prior, self.twice)
+        for name, limit in found.cuts.as_dict().items():
+            log.info("the sample was %s %.4g: learned as such", name.replace("_", " "), limit)
+        return found
 
     def with_prior(self, table: StarTable) -> StarTable:
         """Return the stars under the prior that was learned, once all have been seen and `twice`

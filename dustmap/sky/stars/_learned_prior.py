@@ -22,6 +22,8 @@ _STEP, _NEAREST, _DEEPEST = 0.04, 1.0, 20.0
 _CLASSES, _FEWEST = 8, 100
 #: A parallax that so many errors below zero cannot be one.
 _STRANGE = 5.0
+#: Stars within 5 % of the lowest of a sample that was cut there, at least; groups of errors.
+_AT_EDGE, _GROUPS = 20, 64
 #: Standard deviation of the prior of ln scale, around the scale that is stated.
 _SCALE_STD = 1.0
 #: Standard deviations of the priors of ln (a/2) and of ln b, and the largest b that cells resolve.
@@ -34,16 +36,45 @@ _QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
 
 @final
 @dataclass(frozen=True)
+class SampleCuts:
+    """Lower limits by which a sample was cut: of ϖ/σ, and of ϖ in mas; -inf for none."""
+
+    over_error: float = -np.inf
+    parallax: float = -np.inf
+
+    @staticmethod
+    def of(parallax: Array, error: Array) -> "SampleCuts":
+        """Find the limits that parallaxes and errors (n,) in mas show."""
+        return SampleCuts(_edge(parallax / error), _edge(parallax))
+
+    def seen(self, error: Array, t: Array) -> Array:
+        """Return P(ϖ > limits | d, σ) (n, K) at ln d = t (K,)."""
+        least = np.maximum(self.over_error * error, self.parallax)[:, None]
+        return np.asarray(ndtr((MAS_PC * np.exp(-t) - least) / error[:, None]), np.float64)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return those that there are."""
+        found = {
+            "cut_at_parallax_over_error": self.over_error,
+            "cut_at_parallax_mas": self.parallax,
+        }
+        return {name: limit for name, limit in found.items() if np.isfinite(limit)}
+
+
+@final
+@dataclass(frozen=True)
 class LearnedPrior:
     """A distance prior learned from `used` of the `stars`.
 
-    strange: those among the used ones whose parallax is too negative to say anything.
+    strange: those among the used ones whose parallax is too negative to say anything; cuts: by
+    which the stars were selected, which the distribution is free of.
     """
 
     prior: ExponentialDensity
     stars: int
     used: int
     strange: int
+    cuts: SampleCuts
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for provenance and reports."""
@@ -58,6 +89,7 @@ class LearnedPrior:
             "stars": self.stars,
             "stars_used": self.used,
             "stars_too_negative": self.strange,
+            **self.cuts.as_dict(),
             **dict(zip(names, quantiles, strict=True)),
         }
 
@@ -94,34 +126,100 @@ class ParallaxSample:
         LEAST stars on dᵃ exp(−(d/D)ᵇ), a, b and D of largest posterior, times r(d), ln r a spline
         in ln d whose second differences are normal, with the variance of largest (Laplace)
         evidence. So is what classes of stars with similar errors differ by: faint stars are not
-        where bright ones are.
+        where bright ones are. Where the sample was cut at a parallax, or at one over its error,
+        each star's likelihood is over the probability that it would be in the sample.
         """
         without = np.empty(0, np.int64) if without is None else without
         parallax, error = self._rows[~np.isin(self._rows[:, 2], without), :2].T
         usable = parallax > -_STRANGE * error
         strange = int((~usable).sum())
-        prior = wanted.stated
+        prior, cuts = wanted.stated, SampleCuts()
         if usable.any():
+            cuts = SampleCuts.of(parallax[usable], error[usable])
             # Products with a matrix of a few cells are short: threads wait for each other, many
             # times as long where other processes want the cores.
             with threadpool_limits(1, "blas"):
-                prior = _learned(parallax[usable], error[usable], prior)
-        return LearnedPrior(prior, self._seen - len(without), len(parallax), strange)
+                prior = _learned(parallax[usable], error[usable], prior, cuts)
+        return LearnedPrior(prior, self._seen - len(without), len(parallax), strange, cuts)
 
 
-def _learned(parallax: Array, error: Array, stated: ExponentialDensity) -> ExponentialDensity:
+@final
+@dataclass(frozen=True, eq=False)
+class _Stars:
+    """likelihood (n, K): of parallaxes in cells of ln d, over its largest. seen (G, K): probability
+    that one of a group of `number` (G,) stars with similar errors is in the sample, there."""
+
+    likelihood: Array
+    seen: Array
+    number: Array
+
+    @staticmethod
+    def of(likelihood: Array, error: Array, t: Array, cuts: SampleCuts) -> "_Stars":
+        groups = np.array_split(np.sort(error), min(len(error), _GROUPS))
+        seen = cuts.seen(np.array([group.mean() for group in groups]), t)
+        return _Stars(likelihood, seen, np.array([float(len(group)) for group in groups]))
+
+    def __len__(self) -> int:
+        return len(self.likelihood)
+
+    def log_probability(self, p: Array) -> float:
+        """Return Σ_n ln (Σ_k L_nk p_k / Σ_k s_nk p_k) of a density p (K,)."""
+        with np.errstate(divide="ignore"):  # of a density without a place for a star
+            seen = float(self.number @ np.log(self.seen @ p))
+            return float(np.log(self.likelihood @ p).sum()) - seen if seen > -np.inf else seen
+
+    def gain(self, p: Array) -> Array:
+        """Return the derivative of that (K,) in ln p_k."""
+        stars, seen = self.likelihood @ p, self.seen @ p
+        return p * (self.likelihood.T @ (1.0 / stars) - self.seen.T @ (self.number / seen))
+
+    def curvature(self, p: Array) -> tuple[Array, Array]:
+        """Return Σ_n (diag q_n − q_n q_nᵀ) (K, K) of q_nk ∝ s_nk p_k, and of q_nk ∝ L_nk p_k."""
+        every = np.ones(len(self))
+        return _spread(self.seen, p, self.number), _spread(self.likelihood, p, every)
+
+
+def _spread(weights: Array, p: Array, number: Array) -> Array:
+    """Return Σ_n m_n (diag q_n − q_n q_nᵀ) (K, K) of q_nk ∝ w_nk p_k, of weights (N, K)."""
+    scaled = weights / (weights @ p)[:, None]
+    scaled *= np.sqrt(number)[:, None]
+    return np.diag(p * (np.sqrt(number) @ scaled)) - np.outer(p, p) * (scaled.T @ scaled)
+
+
+def _edge(values: Array) -> float:
+    """Return where values (n,) have been cut from below, -inf where they have not: many are at the
+    lowest of a cut sample, hardly any at that of another.
+
+    Examples
+    --------
+    >>> parallaxes = 1e3 / np.random.default_rng(0).gamma(3.0, 300.0, 5000)
+    >>> round(_edge(parallaxes[parallaxes > 1.0]), 2), _edge(parallaxes)
+    (1.0, -inf)
+    """
+    low = float(values.min())
+    first, second = (np.sum((k * low <= values) & (values < (k + 0.05) * low)) for k in (1.0, 1.05))
+    is_cut = low > 0.0 and first >= _AT_EDGE and 2 * first >= second
+    return low if is_cut else -np.inf
+
+
+def _learned(
+    parallax: Array, error: Array, stated: ExponentialDensity, cuts: SampleCuts
+) -> ExponentialDensity:
     bounds = _bounds(parallax, error, stated.distance_max)
-    likelihood = _likelihood(parallax[:, None], error[:, None], MAS_PC * np.exp(-bounds))
     t = 0.5 * (bounds[1:] + bounds[:-1])
-    scale = _scale(likelihood, t, stated.scale)
+    likelihood = _likelihood(parallax[:, None], error[:, None], MAS_PC * np.exp(-bounds))
+    stars = _Stars.of(likelihood, error, t, cuts)
+    scale = _scale(stars, t, stated.scale)
     if len(parallax) < LEAST:
         return replace(stated, scale=scale)
     volume = 3.0 * t - np.exp(t) / scale
-    common = _end_of_survey(likelihood, t, scale)
-    common = common + _log_ratio(likelihood, common)
+    common = _end_of_survey(stars, t, scale)
+    common = common + _log_ratio(stars, common)
     limits = _limits(error)
     kind = np.searchsorted(limits, error)
-    values = [common + _log_ratio(likelihood[kind == k], common) for k in range(len(limits) + 1)]
+    own = [kind == k for k in range(len(limits) + 1)]
+    classes = (_Stars.of(likelihood[rows], error[rows], t, cuts) for rows in own)
+    values = [common + _log_ratio(each, common) for each in classes]
     table = tuple(tuple((_floored(row) - volume).tolist()) for row in values)
     ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))
     return replace(stated, scale=scale, ratio=ratio)
@@ -159,7 +257,7 @@ def _likelihood(parallax: Array, error: Array, bounds: Array) -> Array:
     return np.asarray(density / density.max(axis=1, keepdims=True), np.float64)
 
 
-def _scale(likelihood: Array, t: Array, stated: float) -> float:
+def _scale(stars: _Stars, t: Array, stated: float) -> float:
     """Find L of the largest posterior, to 1 %."""
     scales = np.exp(np.arange(t[0] - 1.0, t[-1], 0.01))
     if len(scales) == 0:
@@ -168,7 +266,7 @@ def _scale(likelihood: Array, t: Array, stated: float) -> float:
     def log_posterior(scale: float) -> float:
         p = _normalised(3.0 * t - np.exp(t) / scale)
         off = np.log(scale / stated) / _SCALE_STD
-        return float(np.log(likelihood @ p).sum() - 0.5 * off**2)
+        return stars.log_probability(p) - float(0.5 * off**2)
 
     low, high = 0, len(scales) - 1
     while high - low > 2:  # unimodal in the scale
@@ -180,7 +278,7 @@ def _scale(likelihood: Array, t: Array, stated: float) -> float:
     return float(max(scales[low : high + 1], key=log_posterior))
 
 
-def _end_of_survey(likelihood: Array, t: Array, scale: float) -> Array:
+def _end_of_survey(stars: _Stars, t: Array, scale: float) -> Array:
     """Return ln of d times dᵃ exp(−(d/D)ᵇ) (K,), with a, b and D of the largest posterior.
 
     A survey may end at once, which second differences of ln r take for roughness: fits then hold
@@ -189,9 +287,9 @@ def _end_of_survey(likelihood: Array, t: Array, scale: float) -> Array:
     # A soft end at the scale, and a hard one behind most stars.
     starts = ([0.0, 0.0, np.log(scale)], [0.0, 1.5, np.log(3.0 * scale)])
     bounds = [(None, None), (None, np.log(_STEEPEST)), (t[0] - 1.0, t[-1] + 3.0)]
-    options = {"ftol": _SETTLED / (100.0 * len(likelihood))}
+    options = {"ftol": _SETTLED / (100.0 * len(stars))}
     ends = [
-        minimize(_end_energy, x, (likelihood, t), jac=True, bounds=bounds, options=options)
+        minimize(_end_energy, x, (stars, t), jac=True, bounds=bounds, options=options)
         for x in starts
     ]
     return _density_to_the_end(min(ends, key=lambda end: float(end.fun)).x, t)[0]
@@ -210,49 +308,44 @@ def _density_to_the_end(x: Array, t: Array) -> tuple[Array, Array]:
     return _floored(value), slope
 
 
-def _end_energy(x: Array, likelihood: Array, t: Array) -> tuple[float, Array]:
+def _end_energy(x: Array, stars: _Stars, t: Array) -> tuple[float, Array]:
     """Return −ln of the posterior of x, without constants, and its gradient (3,)."""
     value, slope = _density_to_the_end(x, t)
     p = _normalised(value)
-    stars = likelihood @ p
     unlikely = np.array([x[0] / _RISE_STD**2, x[1] / _END_STD**2, 0.0])
-    gained = p * (likelihood.T @ (1.0 / stars) - len(stars))
-    return float(0.5 * unlikely @ x - np.log(stars).sum()), unlikely - slope @ gained
+    energy = float(0.5 * unlikely @ x) - stars.log_probability(p)
+    return energy, unlikely - slope @ stars.gain(p)
 
 
-def _log_ratio(likelihood: Array, base: Array) -> Array:
+def _log_ratio(stars: _Stars, base: Array) -> Array:
     """Return ln r (K,) at the roughness of the largest evidence."""
     difference = np.diff(np.eye(len(base)), n=2, axis=0)
     penalty = difference.T @ difference
     best, ratio, f = -np.inf, np.zeros_like(base), np.zeros_like(base)
     for weight in _ROUGHNESS:
-        f, evidence = _fitted(likelihood, base, weight * penalty, f)
+        f, evidence = _fitted(stars, base, weight * penalty, f)
         evidence += 0.5 * len(difference) * np.log(weight)
         if evidence > best:
             best, ratio = evidence, f
     return ratio
 
 
-def _fitted(likelihood: Array, base: Array, penalty: Array, f: Array) -> tuple[Array, float]:
-    """Maximise Σ ln Σ_k L_nk p_k − fᵀPf/2, p ∝ exp(base + f), over f; return f and ln of Laplace's
-    integral, without the constants of P."""
-    n = len(likelihood)
+def _fitted(stars: _Stars, base: Array, penalty: Array, f: Array) -> tuple[Array, float]:
+    """Maximise Σ ln (Σ_k L_nk p_k / Σ_k s_nk p_k) − fᵀPf/2, p ∝ exp(base + f), over f; return f and
+    ln of Laplace's integral, without the constants of P."""
     # The constant is free: any curvature holds it.
     penalty = penalty + 1e-6 * np.eye(len(base))
 
-    @np.errstate(divide="ignore")  # steps that leave a star without a place are not taken
     def objective(f: Array) -> float:
         p = _normalised(base + f)
-        return float(np.log(likelihood @ p).sum() - 0.5 * f @ penalty @ f)
+        return stars.log_probability(p) - float(0.5 * f @ penalty @ f)
 
     value = objective(f)
     for _ in range(_STEPS):
         p = _normalised(base + f)
-        scaled = likelihood / (likelihood @ p)[:, None]
-        counts = p * scaled.sum(axis=0)
-        gradient = counts - n * p - penalty @ f
-        complete = n * (np.diag(p) - np.outer(p, p)) + penalty
-        missing = np.diag(counts) - np.outer(p, p) * (scaled.T @ scaled)
+        gradient = stars.gain(p) - penalty @ f
+        complete, missing = stars.curvature(p)
+        complete = complete + penalty
         # Where it is not concave, as much of the missing data's curvature as leaves it so.
         for part in (1.0, 0.9, 0.7, 0.0):
             try:
