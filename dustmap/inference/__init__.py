@@ -42,6 +42,8 @@ tensor([0.9956, 0.9821], dtype=torch.float64)
 True
 >>> settle(model, optimum.state, data, rows).converged
 True
+>>> unsettled(model, optimum.state, data, rows) < 1e-6
+True
 >>> VariationalPosterior(model, optimum.state).predict(data.functional[6:8]).mean
 tensor([0.9956, 0.9821], dtype=torch.float64)
 >>> exact = gp.ExactGP(kernel, mean).condition(data.functional, data.y, data.noise_variance)

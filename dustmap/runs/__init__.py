@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from dustmap.runs.reports import Stage as Stage
     from dustmap.runs.reports import WatchedField as WatchedField
     from dustmap.runs.stars import StarMap as StarMap
-    from dustmap.runs.stars import of_no_group as of_no_group
     from dustmap.runs.stars import places_of as places_of
     from dustmap.runs.stars import places_of_map as places_of_map
     from dustmap.runs.stars import prior_sky as prior_sky

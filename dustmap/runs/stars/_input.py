@@ -247,9 +247,15 @@ def places_of(
     with_extinctions: bool = False,
     system: ExtinctionSystem | None = None,
 ) -> Places:
-    """Rows to predict at; prior: that of the run's own parallaxes, None where it has none, for the
-    one that [data] states; with_extinctions: which the rows must then have columns of, of a system
-    that the file may say otherwise."""
+    """Rows to predict at.
+
+    Parameters
+    ----------
+    data, path, card : the run's [data], the table, and its card, the run's own of ""
+    prior : that of the run's own parallaxes; None where it has none, for the one that [data] states
+    with_extinctions : which the rows must then have columns of
+    system : of these, where the file does not say
+    """
     if prior is None:
         stated = _distance_prior(data)
         prior = stated.stated if isinstance(stated, star_tables.ToLearn) else stated
