@@ -26,6 +26,8 @@ from dustmap.sky.maps._quantities import standard_deviation
 
 #: Voxels of a cube that browsers hold, and along one axis.
 MOST_VOXELS, MOST_SIDE = 2**25, 1024
+#: Planes of a chunk of a file, which is unpacked whole; voxels that are read at a time.
+_CHUNK, _TOGETHER = 64, 2**25
 #: A mean this coarse says nothing.
 _COARSEST = 64
 #: Percentile of the density above which dust is drawn, unless the user chooses.
@@ -248,10 +250,8 @@ class MapVolumes:
         """Average the map's std, or that of the samples where the map has none."""
         if Quantity.STD in self._map.available:
             return self._averaged(Cube(Quantity.STD), factor)
-        planes, positive = self._map.layout.shape[0], self._map.layout.positive
-        parts = []
-        for k in range(0, planes, factor):
-            box = slice(k, k + factor), slice(None), slice(None)
+        positive, parts = self._map.layout.positive, []
+        for box in self._slabs(factor, self._map.n_samples):
             drawn = np.stack([self._map.cubes.read(cube, box) for cube in self._samples])
             std = standard_deviation(drawn.astype(np.float64), positive)
             parts.append(block_means(std.astype(np.float32), factor))
@@ -262,14 +262,18 @@ class MapVolumes:
         return [Cube(Quantity.SAMPLES, k) for k in range(self._map.n_samples)]
 
     def _averaged(self, cube: Cube, factor: int) -> NDArray[np.float32]:
-        """Read a few planes at a time; at the upper faces blocks have fewer voxels."""
-        planes = self._map.layout.shape[0]
+        """Read some planes at a time; at the upper faces blocks have fewer voxels."""
+        slabs = self._slabs(factor, 1)
+        return np.concatenate([block_means(self._map.cubes.read(cube, b), factor) for b in slabs])
+
+    def _slabs(self, factor: int, cubes: int) -> Iterator[tuple[slice, slice, slice]]:
+        """Yield slabs of whole blocks, as deep as a chunk of a file if so many cubes of it are not
+        too many voxels at a time."""
+        planes, rows, columns = self._map.layout.shape
+        most = max(1, _TOGETHER // (cubes * rows * columns))
+        depth = factor * max(1, min(_CHUNK, most) // factor)
         every = slice(None)
-        parts = [
-            block_means(self._map.cubes.read(cube, (slice(k, k + factor), every, every)), factor)
-            for k in range(0, planes, factor)
-        ]
-        return np.concatenate(parts)
+        yield from ((slice(k, k + depth), every, every) for k in range(0, planes, depth))
 
 
 def ends_of(values: NDArray[np.float32], most: float, positive: bool) -> tuple[float, float]:
