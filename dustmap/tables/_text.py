@@ -131,9 +131,10 @@ class TextReader(_columns.AbstractReader):
             rows = stream.read()
             if self._underline:
                 rows = f"{names}\n".encode() + _trimmed(rows, self._separator)
-            text = rows.decode("utf-8-sig")
             # Without an end of a line astropy takes a text for the name of a file.
-            table = Table.read(f"{text}\n", format=kind, **empty, **options)
+            text = (rows + b"\n").decode("utf-8-sig")
+            del rows
+            table = Table.read(text, format=kind, **empty, **options)
         for column in self.columns if self._underline else ():
             table[column.name].unit = column.unit or None
         return table

@@ -2,10 +2,12 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from dustmap.engines._lognormal import lacking_width
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.features import interpolation
 from dustmap.gp.functionals import LineIntegrals, PointValues
@@ -132,3 +134,31 @@ def test_data_that_the_field_fits_exactly_end_with_a_status() -> None:
     fit = fit_mgvi(model, data, MGVISettings(samples=8, robust=RobustSettings()))
     assert fit.status is MGVIStatus.UNSOLVED
     assert bool(fit.posterior.predict(data.functional).mean.isfinite().all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["normal", "t", "outliers"])
+def test_samples_are_too_narrow_by_the_factor_that_is_stated(kind: str) -> None:
+    """80 values at each of twelve nodes, of eight skies: their errors over those claimed."""
+    grid = RegularGrid((0.0,), (0.5,), (12,))
+    x = torch.arange(12, dtype=torch.float64).repeat(80)[:, None] * 0.5
+    truth = torch.exp(0.5 * torch.sin(torch.arange(12, dtype=torch.float64)))
+    prior = GridPrior.padded(Matern32(1.0, 0.5, dim=1), grid)
+    noise = GaussianLikelihood(scale=1.0, learn=False)
+    rows = functools.partial(interpolation, grid=grid, dtype=torch.float64)
+    model = LogNormalModel(prior, ConstantMean(), noise, rows)
+    square, claimed, stated = 0.0, 0.0, 0.0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        e = rng.standard_t(3.0, 960) if kind == "t" else rng.normal(size=960)
+        wild = (rng.random(960) < 0.05) & (kind == "outliers")
+        e += wild * rng.choice([-1.0, 1.0], 960) * rng.uniform(5.0, 30.0, 960)
+        y = truth.repeat(80) + 0.1 * torch.from_numpy(e)
+        data = Batch(PointValues(x), y, torch.full_like(y, 0.01))
+        fit = fit_mgvi(model, data, MGVISettings(samples=64, robust=RobustSettings(), seed=seed))
+        found = fit.posterior.predict(PointValues(x[:12]))
+        square += float((found.mean - truth).square().mean())
+        claimed += float(found.variance.mean())
+        stated += lacking_width(fit) / 8
+    assert (square / claimed) ** 0.5 == pytest.approx(stated, rel=0.12)
+    assert (stated < 1.02) is (kind == "normal")

@@ -14,7 +14,7 @@ from astropy import units as u
 
 from dustmap.errors import UserError, did_you_mean
 from dustmap.sky.catalogs import _names, _rules
-from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard
+from dustmap.sky.catalogs._card import NO_COLUMN, SchemaCard, card_named, known_cards
 from dustmap.sky.catalogs._matching import COMPARED, Matcher, Source
 from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.tables import Chunk, ColumnRef, ColumnType, FileColumn
@@ -211,10 +211,30 @@ def _missing(matcher: Matcher, purpose: str, names: Sequence[str]) -> UserError:
         )
     if "distance" in names and any(name.lower() in _MODULI for name in close):
         advice += "; of distance moduli make distances first, 10^(modulus / 5 + 1) pc"
+    reads = [name for name in known_cards() if name != card.name and _is_read(matcher, name)]
+    if reads and not card.named:
+        advice = (
+            f"the card {' or '.join(reads)} reads this file: data.schema, --schema; or {advice}"
+        )
     return UserError(
         f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; "
         f"{advice}; catalogs/README.md says more"
     )
+
+
+def _is_read(matcher: Matcher, name: str) -> bool:
+    """Whether the file has all columns of stars of another card."""
+    card = card_named(name)
+    other = Matcher.of(matcher.path, card, matcher.columns)
+
+    def has(ways: Sequence[_rules.Alternative]) -> bool:
+        return any(all(map(other.has, way.columns)) for way in ways)
+
+    try:
+        by_column = card.identifiers is not _rules.IdentifierPolicy.COLUMN or other.has("source_id")
+        return by_column and has(card.positions) and has(card.distances) and has(card.extinctions)
+    except UserError:  # of names that could be several columns
+        return False
 
 
 def _guess(matcher: Matcher, name: str, close: Sequence[str]) -> str:

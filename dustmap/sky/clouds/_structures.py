@@ -15,7 +15,7 @@ import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ from dustmap.tables import in_unit, number_column, numbers_or_nan, read_tables, 
 
 Values: TypeAlias = NDArray[np.float32]
 Labels: TypeAlias = NDArray[np.int64]
-Indices: TypeAlias = NDArray[np.int64]
+Indices: TypeAlias = NDArray[np.signedinteger[Any]]
 #: One of each two opposite neighbours (13, 3): in z, y, x.
 _AHEAD = tuple(shift for shift in itertools.product((-1, 0, 1), repeat=3) if shift > (0, 0, 0))
 
@@ -125,10 +125,11 @@ def dense_regions(density: Values, criteria: Criteria) -> Labels:
 
 def _basins(density: Values) -> Indices:
     """Return the flat index (z, y, x) of the peak that each voxel climbs to."""
-    ranks = np.empty(density.size, np.int64)
-    ranks[np.argsort(density, axis=None, kind="stable")] = np.arange(density.size)
+    kind: type[np.signedinteger[Any]] = np.int32 if density.size < 2**31 else np.int64
+    ranks: Indices = np.empty(density.size, kind)
+    ranks[np.argsort(density, axis=None, kind="stable")] = np.arange(density.size, dtype=kind)
     rank = ranks.reshape(density.shape)
-    best, up = rank.copy(), np.arange(density.size).reshape(density.shape)
+    best, up = rank.copy(), np.arange(density.size, dtype=kind).reshape(density.shape)
     index = up.copy()
     for shift in _AHEAD:
         for here, there in (_overlap(density.shape, shift), _overlap(density.shape, shift)[::-1]):
@@ -139,7 +140,7 @@ def _basins(density: Values) -> Indices:
     while True:
         further = peak[peak]
         if np.array_equal(further, peak):
-            return peak.reshape(density.shape)
+            return np.asarray(peak.reshape(density.shape))
         peak = further
 
 
@@ -173,15 +174,22 @@ def _saddles(density: Values, basin: Indices) -> tuple[Indices, Indices, Values]
     pairs, heights = [], []
     for shift in _AHEAD:
         here, there = _overlap(density.shape, shift)
-        differ = basin[here] != basin[there]
-        ends = np.stack([basin[here][differ], basin[there][differ]])
-        pairs.append(np.sort(ends, axis=0))
-        heights.append(np.minimum(density[here][differ], density[there][differ]))
-    low, high = np.concatenate(pairs, axis=1)
-    saddle = np.concatenate(heights)
+        differ = np.nonzero(basin[here] != basin[there])
+        ends = np.stack([basin[here][differ], basin[there][differ]]).astype(np.int64)
+        height = np.minimum(density[here][differ], density[there][differ])
+        low, high, saddle = _highest(np.sort(ends, axis=0), height, density.size)
+        pairs.append(np.stack([low, high]))
+        heights.append(saddle)
+    return _highest(np.concatenate(pairs, axis=1), np.concatenate(heights), density.size)
+
+
+def _highest(pairs: Indices, saddle: Values, size: int) -> tuple[Indices, Indices, Values]:
+    """Return pairs (2, P) of basins below `size` once each, with their highest saddles (P,), the
+    highest first."""
+    low, high = pairs
     order = np.lexsort((high, low, -saddle))
     low, high, saddle = low[order], high[order], saddle[order]
-    _, first = np.unique(low * density.size + high, return_index=True)
+    _, first = np.unique(low * size + high, return_index=True)
     first.sort()
     return low[first], high[first], saddle[first]
 

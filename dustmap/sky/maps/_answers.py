@@ -164,7 +164,9 @@ class Answers:
         weights = cells.weights.astype(np.float64)
         summed: dict[str, Any] = {"axis": -1, "where": weights > 0}  # others may be unknown
         cubes = self._sample_cubes(mode)
-        corners = np.stack([self.reader.corners(cube, cells) for cube in cubes]).astype(np.float64)
+        corners = np.empty((len(cubes), len(cells), 8))
+        for k in self.reader.order(cubes):
+            corners[k] = self.reader.corners(cubes[k], cells)
         centres, widths = _quantities.log_moments(corners)
         centre, width = _quantities.log_moments((corners * weights).sum(**summed))
         held, rest = self._log_variances(corners, cells), self._rest_of_corners(cells)

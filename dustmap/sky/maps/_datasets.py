@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.sky._coordinates import directions_of, galactic, places_towards, refuse_bad_nside
 from dustmap.sky.maps._answers import central_band, spread_of
-from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS
+from dustmap.sky.maps._cubes import DENSITY_UNIT, DESCRIPTIONS, Cube
 from dustmap.sky.maps._quantities import Quantity, dimensions_of, variable_of
 from dustmap.sky.maps._trilinear import distances_through
 
@@ -36,9 +36,13 @@ def cubes_of(density: "DustMap") -> "xr.Dataset":
     for quantity in density.available:
         described, name = DESCRIPTIONS[quantity], variable_of(quantity)
         attributes = {"units": described.unit, "long_name": described.meaning}
-        values = density.cube(quantity)
         if quantity is Quantity.SAMPLES:
-            values = np.stack([density.cube(quantity, k) for k in range(density.n_samples)])
+            every = slice(None), slice(None), slice(None)
+            values = np.empty((density.n_samples, *density.layout.shape), np.float32)
+            for k in range(density.n_samples):
+                values[k] = density.cubes.read(Cube(quantity, k), every)
+        else:
+            values = density.cube(quantity)
         data[name] = dimensions_of(quantity), values, attributes
     if density.finer:
         log.warning("cubes of the coarsest level alone: on_one_grid().to_xarray() has the finest")
@@ -84,12 +88,13 @@ def sky_of(
     refuse_bad_nside(nside)
     along = _checked(distances)
     lon, lat = healpy.pix2ang(nside, np.arange(healpy.nside2npix(nside)), nest=nest, lonlat=True)
-    pixels = SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic")
-    shells = [places_towards(directions_of(pixels), np.full(len(lon), d)) for d in along]
-    name = "extinction" if integrated else "density"
-    means = [density.query(shell, integrated=integrated) for shell in shells]
-    spreads = [spread_of(density, shell, integrated) for shell in shells]
-    known = {"mean": means, "std": [std for std in spreads if std is not None]}
+    pixels = directions_of(SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic"))
+    name, known = "extinction" if integrated else "density", dict[str, list[Any]](mean=[], std=[])
+    for distance in along:
+        shell = places_towards(pixels, np.full(len(pixels), distance))
+        known["mean"].append(density.query(shell, integrated=integrated))
+        std = spread_of(density, shell, integrated)
+        known["std"] += [] if std is None else [std]
     data = {
         f"{name}_{mode}": (("distance", "pixel"), np.stack(values), {"units": _UNIT_OF[name]})
         for mode, values in known.items()

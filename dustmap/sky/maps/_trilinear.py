@@ -30,13 +30,10 @@ _CHUNK = 65_536
 _BLOCK = 64
 #: A cube is read whole where blocks would be more than this part of it.
 _PART = 0.25
-#: Points of all rays that are held at once.
-_POINTS = 2**21
-#: Places along one line of sight at most.
-_MOST_ALONG = 600
+#: Points of all rays that are held at once; places along one line of sight at most.
+_POINTS, _MOST_ALONG = 2**21, 600
 #: Steps of half a voxel before and behind, over which the reach of data is averaged.
-_AROUND = 4
-_GAUSS = 0.5 / math.sqrt(3.0)
+_AROUND, _GAUSS = 4, 0.5 / math.sqrt(3.0)
 
 
 def within_box(grid: RegularGrid, positions: Floats) -> Flags:
@@ -117,6 +114,10 @@ class CubeReader:
         # Even one that is larger than `memory` is worth keeping: the next question is likely of it.
         self._kept[cube] = values
         return values
+
+    def order(self, cubes: Sequence[Cube]) -> list[int]:
+        """Indices of cubes, those at hand first, whose reading a batch then saves."""
+        return sorted(range(len(cubes)), key=lambda k: cubes[k] not in self._kept)
 
     def at(self, cube: Cube, cells: Cells) -> Values:
         """Return values (N,) at places."""
@@ -320,8 +321,8 @@ def integrate(reader: CubeReader, cubes: tuple[Cube, ...], rays: Rays) -> Floats
     columns = np.zeros((len(cubes), len(rays)))
     for rows, points, weight, row in quadrature(grid, rays):
         cells = Cells.of(grid, points)
-        for total, cube in zip(columns, cubes, strict=True):
-            total[rows] = np.bincount(row, reader.at(cube, cells) * weight, len(rows))
+        for k in reader.order(cubes):
+            columns[k, rows] = np.bincount(row, reader.at(cubes[k], cells) * weight, len(rows))
     return columns
 
 
