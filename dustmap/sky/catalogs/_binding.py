@@ -213,9 +213,8 @@ def _missing(matcher: Matcher, purpose: str, names: Sequence[str]) -> UserError:
         advice += "; of distance moduli make distances first, 10^(modulus / 5 + 1) pc"
     reads = [name for name in known_cards() if name != card.name and _is_read(matcher, name)]
     if reads and not card.named:
-        advice = (
-            f"the card {' or '.join(reads)} reads this file: data.schema, --schema; or {advice}"
-        )
+        by = f'--schema {reads[0]} or data.schema = "{reads[0]}"'
+        advice = f"the card {' or '.join(reads)} reads this file: {by}; else {advice}"
     return UserError(
         f"{matcher.path}: missing {', '.join(names)} (card {card.name}) for {purpose}{looked}; "
         f"{advice}; catalogs/README.md says more"

@@ -74,6 +74,16 @@ def test_xp_catalogs(tmp_path: Path, card: str, width: int, system: str) -> None
     np.testing.assert_array_equal(stars.extinction_error, err[:, -2])
 
 
+def test_a_file_of_another_card_is_known_by_it(tmp_path: Path) -> None:
+    path = tmp_path / "stars.fits"
+    ends = {f"azero_gspphot{end}": np.full(N, 0.3) for end in ("", "_lower", "_upper")}
+    places = {"l": np.full(N, 5.0), "b": np.full(N, 1.0), "ruwe": np.ones(N)}
+    parallaxes = {"parallax": np.full(N, 5.0), "parallax_error": np.full(N, 0.1)}
+    Table({"source_id": IDS, **places, **parallaxes, **ends}).write(path)
+    with pytest.raises(UserError, match="the card gaia-gspphot reads this file: --schema gaia-gsp"):
+        read_catalog(path)
+
+
 def test_zgr23_cuts_and_zero_point(tmp_path: Path) -> None:
     path = tmp_path / "stellar_params_catalog_00.h5"
     columns = xp_file(path, 5)
