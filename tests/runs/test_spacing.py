@@ -189,7 +189,13 @@ def test_clouds_below_a_third_of_the_length_ask_for_a_finer_grid(
 
 
 @pytest.mark.parametrize(
-    "kernel", ["matern", "matern32+matern12", "squared-exponential", "matern13"]
+    "kernel",
+    [
+        "matern",
+        "matern32+matern12",
+        "squared-exponential",
+        pytest.param("matern13", marks=pytest.mark.slow),
+    ],
 )
 def test_stars_have_a_length_by_any_kernel(tmp_path: Path, kernel: str) -> None:
     with_cloudy_stars(tmp_path, 300, radius=6.0)
