@@ -20,7 +20,7 @@ from dustmap.tables._columns import MASK, ColumnRef, ColumnType
 _BUFFER = 1 << 20  # bytes that are read at once
 _META = b"table_meta_yaml"  # where astropy keeps units
 #: Types of Arrow, and those that columns of them become.
-_PLAIN = (
+_READ_AS = (
     (pa.types.is_float16, pa.float32()),
     (pa.types.is_decimal, pa.float64()),
     (pa.types.is_duration, pa.int64()),
@@ -122,7 +122,7 @@ def _plain(column: pa.Array) -> pa.Array:
     kind = "" if pa.types.is_nested(column.type) else str(column.type)
     if "binary" in kind or "view" in kind:
         column = pc.utf8_rtrim(column.cast(pa.binary()).cast(pa.string()), characters="\0 ")
-    return column.cast(next((to for is_of, to in _PLAIN if is_of(column.type)), column.type))
+    return column.cast(next((to for is_of, to in _READ_AS if is_of(column.type)), column.type))
 
 
 def _is_text(column: pa.Array) -> bool:
