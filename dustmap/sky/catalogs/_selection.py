@@ -237,6 +237,7 @@ class Selection:
     ) -> StarTable | None:
         """Make a table of the stars of a chunk; `start`: rows of the files before this one."""
         binding, first = file.binding, self.rows
+        file.refuse_percentiles(values)
         kept = self._cut_rows(file, values)
         values = {name: v[kept] for name, v in values.items()}
         assert binding.extinction is not None

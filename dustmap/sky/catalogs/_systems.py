@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, final
 
+import numpy as np
+
 from dustmap.errors import UserError
 from dustmap.sky.catalogs._binding import Binding, bind
 from dustmap.sky.catalogs._card import SchemaCard
@@ -22,7 +24,7 @@ from dustmap.sky.catalogs._names import (
     unit_in_name,
     values_of_error,
 )
-from dustmap.sky.catalogs._rules import Cut
+from dustmap.sky.catalogs._rules import Cut, Values
 from dustmap.sky.systems import (
     ANSWERED,
     ExtinctionSystem,
@@ -34,6 +36,9 @@ from dustmap.tables import AbstractReader, open_table
 
 log = logging.getLogger(__name__)
 
+#: Rows that tell percentiles from errors, the share of them that have the value in between, and
+#: the correlation with it.
+_ENOUGH, _NEARLY_ALL, _ALIKE = 50, 0.97, 0.8
 #: Larger files are known by size and time of change: hashing them would double the reading.
 HASHED_BYTES = 2**30
 #: Names that are written for systems that differ by less than this factor: av for A0, ebv for the
@@ -185,6 +190,30 @@ class CatalogFile:
         binding = bind(path, card, reader.columns, cuts, with_extinctions=True)
         check_frame(path, reader, card, binding)
         return cls(path, reader, binding, system_of_file(path, reader, card, binding, declared))
+
+    def refuse_percentiles(self, values: Values) -> None:
+        """Refuse errors of two sides with the value between them in nearly all rows (N,) of a
+        chunk, as percentiles have it."""
+        for what in ("distance", "extinction"):
+            names = what, f"{what}_error_lower", f"{what}_error_upper"
+            if not set(names) <= self.binding.sources.keys():
+                continue
+            middle, low, high = (values[name] for name in names)
+            known = np.isfinite(middle + low + high)
+            inside = (low <= middle) & (middle <= high) & known
+            if known.sum() < _ENOUGH or inside.sum() < _NEARLY_ALL * known.sum():
+                continue
+            # Errors of stars with next to no extinction may be on either side of it, too.
+            with np.errstate(divide="ignore", invalid="ignore"):  # of constant columns
+                alike = np.corrcoef([each[known] for each in (middle, low, high)])[0, 1:].min()
+            if alike > _ALIKE:
+                called = ", ".join(str(self.binding.sources[name].ref) for name in names)
+                roles = ", ".join(f"{what}_{end}" for end in ("p50", "p16", "p84"))
+                raise UserError(
+                    f"{self.path}: {called}: the first is between the others in {inside.sum()} of "
+                    f"{known.sum()} rows, as it is of percentiles and not of errors: name them "
+                    f"{roles}"
+                )
 
     def describe(self, target: ExtinctionSystem) -> dict[str, Any]:
         """Return the provenance of the file."""

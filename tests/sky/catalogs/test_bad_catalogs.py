@@ -258,6 +258,23 @@ def test_errors_of_parallaxes_that_none_has(tmp_path: Path, error: float, words:
     refused(write(tmp_path, "fits", table), words)
 
 
+@pytest.mark.parametrize("what", ["extinction", "distance"])
+def test_percentiles_are_no_errors(tmp_path: Path, what: str) -> None:
+    table, rng = plain(60), np.random.default_rng(0)
+    table.remove_columns([name for name in table.colnames if name.startswith(what)])
+    value, unit = (0.3, "mag") if what == "extinction" else (300.0, "pc")
+    middle = value * rng.uniform(0.5, 2.0, 60)
+    for end, factor in (("", 1.0), ("_error_lower", 0.8), ("_error_upper", 1.3)):
+        table[what + end] = factor * middle
+        table[what + end].unit = unit
+    words = f"60 of 60 rows, as it is of percentiles and not of errors: name them {what}_p50"
+    refused(write(tmp_path, "fits", table), words)
+    for end in ("_error_lower", "_error_upper"):
+        table[what + end] = 0.1 * middle
+    path = write(tmp_path, "fits", table, "right")
+    assert read_catalog(path, system=A_V).counts.kept == 60
+
+
 def test_sentinels_are_dropped_whatever_the_system(tmp_path: Path) -> None:
     """-999 in E(B-V) is -3097 in A_V, which no star has."""
     table = plain(40)
