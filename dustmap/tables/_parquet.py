@@ -121,8 +121,17 @@ def _plain(column: pa.Array) -> pa.Array:
         column = column.dictionary_decode()
     kind = "" if pa.types.is_nested(column.type) else str(column.type)
     if "binary" in kind or "view" in kind:
-        column = pc.utf8_rtrim(column.cast(pa.binary()).cast(pa.string()), characters="\0 ")
+        column = pc.utf8_rtrim(_decoded(column.cast(pa.binary())), characters="\0 ")
     return column.cast(next((to for is_of, to in _READ_AS if is_of(column.type)), column.type))
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    """Read bytes as UTF-8, with marks in place of what is none."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        words = [None if b is None else b.decode("utf-8", "replace") for b in column.to_pylist()]
+        return pa.array(words, pa.string())
 
 
 def _is_text(column: pa.Array) -> bool:

@@ -89,12 +89,14 @@ class TextReader(_columns.AbstractReader):
         names = len(self._names)
         if not rows or len(rows[0]) != names + 1:
             return
-        first = [row[0].strip('"') for row in rows]
+        first = [row[0] for row in rows]
         numbers = [int(word) for word in first if word.isdecimal()]
-        if len(numbers) < len(first) or any(np.diff(numbers) != 1):
+        are_quoted = all(len(word) > 2 and word[0] == word[-1] == '"' for word in first)  # as of R
+        if not are_quoted and (len(numbers) < len(first) or any(np.diff(numbers) != 1)):
             raise UserError(
                 f"{self._path}: {names} names of columns and {names + 1} words in the first row: "
-                "expected a name for each; quote words with blanks in them, or write a CSV file"
+                "expected a name for each; write a CSV file, or quote words with blanks in them "
+                "and leave out numbers of rows (index=False of pandas, row.names=FALSE of R)"
             )
         self._names.insert(0, "index")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import norm
 
 from dustmap.sky.observations._segments import quantiles_of, segments_of
 from dustmap.sky.stars import (
@@ -152,7 +153,7 @@ def test_few_stars_have_the_scale_of_most_likelihood() -> None:
     assert one.prior.scale == pytest.approx(1350.0, rel=0.5)
 
 
-@pytest.mark.parametrize("cuts", [SampleCuts(), SampleCuts(3.0, 700.0)])
+@pytest.mark.parametrize("cuts", [SampleCuts(), SampleCuts(3.0)])
 @pytest.mark.parametrize("x", [(0.2, 0.1, 0.5), (-0.3, 3.6, -0.2), (0.1, 2.5, 1.5)])
 def test_the_end_of_a_survey_is_fitted_by_its_gradient(
     x: tuple[float, ...], cuts: SampleCuts
@@ -161,7 +162,8 @@ def test_the_end_of_a_survey_is_fitted_by_its_gradient(
     rng = np.random.default_rng(5)
     t, at = np.linspace(-2.0, 2.0, 60), np.array(x)
     likelihood = np.exp(-0.5 * ((t - rng.uniform(-1.0, 1.0, (40, 1))) / 0.3) ** 2)
-    stars = _Stars.of(likelihood, rng.uniform(20.0, 400.0, 40), t, cuts)
+    cells = 1e3 * np.exp(-np.append(t - 0.5 * (t[1] - t[0]), t[-1] + 0.5 * (t[1] - t[0])))
+    stars = _Stars.of(likelihood, rng.uniform(20.0, 400.0, 40), cells, cuts)
     _, gradient = _learned_prior._end_energy(at, stars, t)
     steps = 1e-5 * np.eye(3)
     ends = [[_learned_prior._end_energy(at + d, stars, t)[0] for d in (s, -s)] for s in steps]
@@ -174,9 +176,13 @@ def test_the_end_of_a_survey_is_fitted_by_its_gradient(
 def test_a_density_of_cut_samples_by_its_derivatives() -> None:
     """Σ_n ln (L p)_n / (s p)_n in f, p ∝ exp f, by finite differences of it and of its gain."""
     rng = np.random.default_rng(2)
-    t, error = np.log(np.linspace(200.0, 3000.0, 30)), rng.uniform(0.05, 0.4, 200)
+    bounds, error = np.log(np.linspace(200.0, 3000.0, 31)), rng.uniform(0.05, 0.4, 200)
+    t = 0.5 * (bounds[1:] + bounds[:-1])
     likelihood = np.exp(-0.5 * ((1e3 * np.exp(-t) - rng.uniform(0.5, 3.0, (200, 1))) / 0.3) ** 2)
-    stars, f = _Stars.of(likelihood, error, t, SampleCuts(4.0, 0.5)), rng.normal(size=30)
+    stars, f = (
+        _Stars.of(likelihood, error, 1e3 * np.exp(-bounds), SampleCuts(4.0)),
+        rng.normal(size=30),
+    )
 
     def density(f: Array) -> Array:
         return np.asarray(np.exp(f) / np.exp(f).sum())
@@ -189,32 +195,60 @@ def test_a_density_of_cut_samples_by_its_derivatives() -> None:
     np.testing.assert_allclose(missing - complete, (gains[:, 0] - gains[:, 1]) * 5e4, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("over_error", "least"), [(0.0, 0.0), (5.0, 0.0), (10.0, 0.0), (0.0, 1.0), (5.0, 0.8)]
-)
-def test_samples_that_were_cut_before_have_the_distribution_of_all(
-    over_error: float, least: float
-) -> None:
-    """Stars next to a cut are where they are, and not nearer, whoever has cut."""
-    rng, n = np.random.default_rng(1), 30_000
+def test_the_probability_to_be_seen_is_its_mean_over_a_cell() -> None:
+    cells, error = np.array([4.0, 1.2, 0.9, 0.4, 0.1]), np.array([0.02, 0.2])
+    found = SampleCuts(5.0).seen(error, cells)
+    for row, sigma in zip(found, error, strict=True):
+        for mean, above, below in zip(row, cells, cells[1:], strict=False):
+            x = np.linspace(below, above, 20_001)
+            assert mean == pytest.approx(norm.cdf(x / sigma - 5.0).mean(), abs=1e-4)
+    assert (SampleCuts().seen(error, cells) == 1.0).all()
+
+
+def surveyed(n: int, seed: int = 1) -> tuple[Array, Array, Array]:
+    """Distances, parallaxes and errors of faint stars that are farther than bright ones."""
+    rng = np.random.default_rng(seed)
     d = rng.gamma(3.0, 600.0, n)
     error = 0.03 * np.exp(0.6 * np.log(d / 500.0) + rng.normal(0.0, 0.4, n)).clip(0.5, 20.0)
-    parallax = 1e3 / d + error * rng.standard_normal(n)
-    kept = (parallax > over_error * error) & (parallax > least)
-    kept |= (over_error == 0.0) & (least == 0.0)
+    return d, 1e3 / d + error * rng.standard_normal(n), error
+
+
+@pytest.mark.parametrize("limit", [-np.inf, 5.0, 10.0])
+def test_samples_that_were_cut_before_have_the_distribution_of_all(limit: float) -> None:
+    """Stars next to a cut are where they are, and not nearer, whoever has cut."""
+    d, parallax, error = surveyed(30_000)
+    kept = parallax > limit * error
     sample = ParallaxDistances(parallax[kept], error[kept], FLAT)
     found = learned_of(sample)
-    if over_error == 0.0 or least == 0.0:
-        limits = [limit if limit > 0.0 else -np.inf for limit in (over_error, least)]
-        assert [found.cuts.over_error, found.cuts.parallax] == pytest.approx(limits, rel=0.01)
+    assert found.cuts.over_error == pytest.approx(limit, rel=0.01)
     under = replace(sample, prior=found.prior)
     low, middle, high = under.quantile(np.array([0.16, 0.5, 0.84])).T
     over = parallax[kept] / error[kept]
-    near = over < np.quantile(over, 0.1) if least == 0.0 else parallax[kept] < 1.1 * least
-    true = d[kept][near]
-    inside = (low[near] < true) & (true < high[near])
-    assert inside.mean() == pytest.approx(0.68, abs=0.05)
-    assert np.median(middle[near] / true) == pytest.approx(1.0, abs=0.03)
+    near, true = over < np.quantile(over, 0.1), d[kept]
+    inside = (low < true) & (true < high)
+    assert inside[near].mean() == pytest.approx(0.68, abs=0.05)
+    assert np.median((middle / true)[near]) == pytest.approx(1.0, abs=0.02)
+    everywhere = found.as_dict()["distance_p50_pc"]
+    assert everywhere == pytest.approx(np.median(d), rel=0.35)
+
+
+@pytest.mark.parametrize("least", [1.0, 2.0])
+def test_cuts_of_the_parallax_itself_leave_what_is_learned_as_it_was(least: float) -> None:
+    """Nobody knows what is beyond: the distribution ends with the sample."""
+    d, parallax, error = surveyed(30_000)
+    kept = parallax > least
+    found = learned_of(ParallaxDistances(parallax[kept], error[kept], FLAT))
+    assert found.cuts == SampleCuts()
+    assert found.as_dict()["distance_p50_pc"] == pytest.approx(np.median(d[kept]), rel=0.1)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.05])
+def test_members_of_a_cluster_are_no_cut_sample(spread: float) -> None:
+    rng = np.random.default_rng(0)
+    parallax = 7.3 + spread * rng.standard_normal(300) + 0.5 * rng.standard_normal(300)
+    found = learned_of(ParallaxDistances(parallax, np.full(300, 0.5), FLAT))
+    assert found.cuts == SampleCuts()
+    assert found.as_dict()["distance_p50_pc"] == pytest.approx(1e3 / 7.3, rel=0.1)
 
 
 def test_posteriors_under_a_ratio_are_those_of_quadrature() -> None:

@@ -231,6 +231,8 @@ def _is_read(matcher: Matcher, name: str) -> bool:
 
     try:
         by_column = card.identifiers is not _rules.IdentifierPolicy.COLUMN or other.has("source_id")
+        cut = {name for each in card.cuts("default") for name in each.quantity.columns}
+        by_column &= all(map(other.has, cut))
         return by_column and has(card.positions) and has(card.distances) and has(card.extinctions)
     except UserError:  # of names that could be several columns
         return False

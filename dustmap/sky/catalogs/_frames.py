@@ -140,7 +140,7 @@ def _check_header(path: Path, reader: AbstractReader, binding: Binding) -> None:
             "the Sun, +X to the Galactic centre; name l, b and distance instead"
         )
     if binding.position is not _rules.PositionKind.ICRS:
-        if framed and not _GALACTIC.fullmatch(framed.lower()):
+        if framed and not _GALACTIC.fullmatch(framed.lower().split()[0]):
             raise _other_axes(path, f"{called} ({framed})")
         return
     if re.search("2000|icrs", called.lower()):

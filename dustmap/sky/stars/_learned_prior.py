@@ -22,8 +22,14 @@ _STEP, _NEAREST, _DEEPEST = 0.04, 1.0, 20.0
 _CLASSES, _FEWEST = 8, 100
 #: A parallax that so many errors below zero cannot be one.
 _STRANGE = 5.0
-#: Stars within 5 % of the lowest of a sample that was cut there, at least; groups of errors.
-_AT_EDGE, _GROUPS = 20, 64
+#: Stars within 5 % of the lowest of a sample that was cut there, at least, and the most of all.
+_AT_EDGE, _MOST_AT_EDGE = 20, 0.3
+#: A limit beyond which distances are as the parallaxes have them, whatever the distribution.
+_HARMLESS = 20.0
+#: Groups of errors, and the least probability to be in a cut sample.
+_GROUPS, _LEAST_SEEN = 64, 1e-12
+#: Probability to be in a cut sample, in the mean, up to which a place has a part in it.
+_RARE = 1e-3
 #: Standard deviation of the prior of ln scale, around the scale that is stated.
 _SCALE_STD = 1.0
 #: Standard deviations of the priors of ln (a/2) and of ln b, and the largest b that cells resolve.
@@ -37,28 +43,46 @@ _QUANTILES = (0.05, 0.16, 0.5, 0.84, 0.95)
 @final
 @dataclass(frozen=True)
 class SampleCuts:
-    """Lower limits by which a sample was cut: of ϖ/σ, and of ϖ in mas; -inf for none."""
+    """The lower limit c of ϖ/σ by which a sample was cut; -inf for none."""
 
     over_error: float = -np.inf
-    parallax: float = -np.inf
 
     @staticmethod
     def of(parallax: Array, error: Array) -> "SampleCuts":
-        """Find the limits that parallaxes and errors (n,) in mas show."""
-        return SampleCuts(_edge(parallax / error), _edge(parallax))
+        """Find the limit that parallaxes and errors (n,) in mas show: many are at the lowest of a
+        cut sample, hardly any at that of another.
 
-    def seen(self, error: Array, t: Array) -> Array:
-        """Return P(ϖ > limits | d, σ) (n, K) at ln d = t (K,)."""
-        least = np.maximum(self.over_error * error, self.parallax)[:, None]
-        return np.asarray(ndtr((MAS_PC * np.exp(-t) - least) / error[:, None]), np.float64)
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> parallax = 1e3 / rng.gamma(3.0, 300.0, 5000) + 0.2 * rng.standard_normal(5000)
+        >>> kept, error = parallax > 5.0 * 0.2, np.full(5000, 0.2)
+        >>> round(SampleCuts.of(parallax[kept], error[kept]).over_error, 2)
+        5.0
+        >>> SampleCuts.of(parallax, error)
+        SampleCuts(over_error=-inf)
+        """
+        over = parallax / error
+        low = float(over.min())
+        first, second = (np.sum((k * low <= over) & (over < (k + 0.05) * low)) for k in (1.0, 1.05))
+        is_cut = 0.0 < low < _HARMLESS and first >= _AT_EDGE and 2 * first >= second
+        # Members of a cluster with errors alike are all at one place.
+        return SampleCuts(low if is_cut and first < _MOST_AT_EDGE * len(over) else -np.inf)
+
+    def seen(self, error: Array, bounds: Array) -> Array:
+        """Return the mean of P(ϖ > c σ | d, σ) (n, K) over cells of the true parallax between
+        bounds (K + 1,), descending, in mas."""
+        if not np.isfinite(self.over_error):
+            return np.ones((len(error), len(bounds) - 1))
+        z = bounds / error[:, None] - self.over_error
+        integral = z * ndtr(z) + np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi)
+        mean = np.diff(integral) / np.diff(z)
+        return np.asarray(mean.clip(_LEAST_SEEN, 1.0), np.float64)
 
     def as_dict(self) -> dict[str, float]:
-        """Return those that there are."""
-        found = {
-            "cut_at_parallax_over_error": self.over_error,
-            "cut_at_parallax_mas": self.parallax,
-        }
-        return {name: limit for name, limit in found.items() if np.isfinite(limit)}
+        """Return the limit, if there is one."""
+        limit = self.over_error
+        return {"cut_at_parallax_over_error": limit} if np.isfinite(limit) else {}
 
 
 @final
@@ -126,8 +150,8 @@ class ParallaxSample:
         LEAST stars on dᵃ exp(−(d/D)ᵇ), a, b and D of largest posterior, times r(d), ln r a spline
         in ln d whose second differences are normal, with the variance of largest (Laplace)
         evidence. So is what classes of stars with similar errors differ by: faint stars are not
-        where bright ones are. Where the sample was cut at a parallax, or at one over its error,
-        each star's likelihood is over the probability that it would be in the sample.
+        where bright ones are. Where the sample was cut at a parallax over its error, each star's
+        likelihood is over the probability that it would be in the sample.
         """
         without = np.empty(0, np.int64) if without is None else without
         parallax, error = self._rows[~np.isin(self._rows[:, 2], without), :2].T
@@ -154,9 +178,10 @@ class _Stars:
     number: Array
 
     @staticmethod
-    def of(likelihood: Array, error: Array, t: Array, cuts: SampleCuts) -> "_Stars":
+    def of(likelihood: Array, error: Array, cells: Array, cuts: SampleCuts) -> "_Stars":
+        """cells (K + 1,): bounds of the true parallax in mas, descending."""
         groups = np.array_split(np.sort(error), min(len(error), _GROUPS))
-        seen = cuts.seen(np.array([group.mean() for group in groups]), t)
+        seen = cuts.seen(np.array([group.mean() for group in groups]), cells)
         return _Stars(likelihood, seen, np.array([float(len(group)) for group in groups]))
 
     def __len__(self) -> int:
@@ -186,29 +211,17 @@ def _spread(weights: Array, p: Array, number: Array) -> Array:
     return np.diag(p * (np.sqrt(number) @ scaled)) - np.outer(p, p) * (scaled.T @ scaled)
 
 
-def _edge(values: Array) -> float:
-    """Return where values (n,) have been cut from below, -inf where they have not: many are at the
-    lowest of a cut sample, hardly any at that of another.
-
-    Examples
-    --------
-    >>> parallaxes = 1e3 / np.random.default_rng(0).gamma(3.0, 300.0, 5000)
-    >>> round(_edge(parallaxes[parallaxes > 1.0]), 2), _edge(parallaxes)
-    (1.0, -inf)
-    """
-    low = float(values.min())
-    first, second = (np.sum((k * low <= values) & (values < (k + 0.05) * low)) for k in (1.0, 1.05))
-    is_cut = low > 0.0 and first >= _AT_EDGE and 2 * first >= second
-    return low if is_cut else -np.inf
-
-
 def _learned(
     parallax: Array, error: Array, stated: ExponentialDensity, cuts: SampleCuts
 ) -> ExponentialDensity:
     bounds = _bounds(parallax, error, stated.distance_max)
+    # Of what is hardly ever seen the sample says nothing: there r stays as it is.
+    seen = cuts.seen(np.quantile(error, _QUANTILES), MAS_PC * np.exp(-bounds)).mean(0)
+    bounds = bounds[: np.flatnonzero(seen > _RARE)[-1] + 2]
     t = 0.5 * (bounds[1:] + bounds[:-1])
-    likelihood = _likelihood(parallax[:, None], error[:, None], MAS_PC * np.exp(-bounds))
-    stars = _Stars.of(likelihood, error, t, cuts)
+    cells = MAS_PC * np.exp(-bounds)
+    likelihood = _likelihood(parallax[:, None], error[:, None], cells)
+    stars = _Stars.of(likelihood, error, cells, cuts)
     scale = _scale(stars, t, stated.scale)
     if len(parallax) < LEAST:
         return replace(stated, scale=scale)
@@ -218,7 +231,7 @@ def _learned(
     limits = _limits(error)
     kind = np.searchsorted(limits, error)
     own = [kind == k for k in range(len(limits) + 1)]
-    classes = (_Stars.of(likelihood[rows], error[rows], t, cuts) for rows in own)
+    classes = (_Stars.of(likelihood[rows], error[rows], cells, cuts) for rows in own)
     values = [common + _log_ratio(each, common) for each in classes]
     table = tuple(tuple((_floored(row) - volume).tolist()) for row in values)
     ratio = SurveyRatio(float(t[0]), float(t[1] - t[0]), table, tuple(limits.tolist()))

@@ -146,6 +146,15 @@ def test_bytes_of_arrow_are_text(tmp_path: Path, kind: pa.DataType) -> None:
     assert list(reader.whole()["name"].filled("")) == names
 
 
+def test_bytes_that_are_no_text_stop_no_table(tmp_path: Path) -> None:
+    path = tmp_path / "stars.parquet"
+    hashes = pa.array([b"\xff\xfe", b"a", None], pa.binary())
+    pq.write_table(pa.table({"hash": hashes, "x": pa.array([1.0, 2.0, 3.0])}), path)
+    table = open_table(path).whole()
+    assert list(table["x"]) == [1.0, 2.0, 3.0]
+    assert table["hash"][1] == "a"
+
+
 @pytest.mark.parametrize("ending", ["fits", "csv", "ecsv", "vot", "h5", "npz", "parquet"])
 def test_times_and_other_columns_of_arrow_are_written_again(tmp_path: Path, ending: str) -> None:
     day = datetime(2001, 2, 3, 4, 5, tzinfo=UTC).replace(tzinfo=None)
@@ -328,7 +337,7 @@ def test_words_without_a_name_shift_no_column(tmp_path: Path) -> None:
     path.write_text("l b av star\n1.5 2.5 0.1 HD 12\n2.5 3.5 0.2 HD 13\n")
     with pytest.raises(UserError, match="4 names of columns and 5 words in the first row"):
         open_table(path)
-    path.write_text('l b av\n"7" 1.5 2.5 0.1\n"8" 2.5 3.5 0.2\n')
+    path.write_text('l b av\n"7" 1.5 2.5 0.1\n"9" 2.5 3.5 0.2\n')  # as R writes it
     assert [column.name for column in open_table(path).columns] == ["index", "l", "b", "av"]
 
 
