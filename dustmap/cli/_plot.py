@@ -192,7 +192,7 @@ def _los(options: argparse.Namespace) -> "Figure":
             raise UserError(f"--beam needs the stars of a run, and {path} is a map")
         profile = figures.profile_of_map(_map(options), l, b, truth)
         return figures.line_of_sight_figure(profile, target=target)
-    from dustmap.runs.stars._export import of_no_group
+    from dustmap.runs.stars import of_no_group
 
     finished = _options.star_map(options)
     step = 0.25 * finished.run.config.grid.finest

@@ -71,6 +71,7 @@ from dustmap.engines._inducing_grid import FAMILIES as FAMILIES
 from dustmap.engines._inducing_grid import WHITENINGS as WHITENINGS
 from dustmap.engines._inducing_grid import InducingPlan as InducingPlan
 from dustmap.engines._inducing_grid import InducingSettings as InducingSettings
+from dustmap.engines._inducing_report import MOST_GRADIENT as MOST_GRADIENT
 from dustmap.engines._kernel_choice import CANDIDATES as CANDIDATES
 from dustmap.engines._kernel_choice import FALLBACK as FALLBACK
 from dustmap.engines._kernel_choice import MOST_OF_CHOICE as MOST_OF_CHOICE

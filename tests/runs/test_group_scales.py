@@ -13,8 +13,8 @@ from dustmap.errors import UserError
 from dustmap.gp.functionals import groups_of
 from dustmap.inference import LogNormalPosterior
 from dustmap.runs import StarMap, open_run, prepare
+from dustmap.runs.stars import of_no_group
 from dustmap.runs.stars._beyond import prior_dust
-from dustmap.runs.stars._export import of_no_group
 from tests.run_outputs import differences
 from tests.runs.test_resume import Killed, interrupted
 from tests.runs.test_zero_points import CONFIG, DENSITIES, ERROR, OFFSET, run, stars

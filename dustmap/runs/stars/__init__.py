@@ -12,6 +12,7 @@ from dustmap._on_use import on_use
 
 if TYPE_CHECKING:
     from dustmap.runs.stars._catalog_checks import store_checks as store_checks
+    from dustmap.runs.stars._export import of_no_group as of_no_group
     from dustmap.runs.stars._export import write_in_slabs as write_in_slabs
     from dustmap.runs.stars._input import places_of as places_of
     from dustmap.runs.stars._input import places_of_map as places_of_map

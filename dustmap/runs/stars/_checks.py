@@ -15,7 +15,7 @@ from scipy.spatial import KDTree
 from torch import Tensor
 
 from dustmap.config import Config
-from dustmap.engines import Learning
+from dustmap.engines import MOST_GRADIENT, Learning
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
 from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
@@ -52,7 +52,7 @@ _SOUND = {
     "wrap_error": 0.15,
     "wrap_inflation": 0.1,
     "residual_variance_over_noise": 1.0,
-    "gradient": 1.0,
+    "gradient": MOST_GRADIENT,
 }
 #: Hyperparameters that a star can tell at most, in the mean.
 _MOST_PER_STAR = 0.1

@@ -19,7 +19,7 @@ from dustmap.sky.figures._sky_images import SkyCells
 from dustmap.sky.figures._style import Array
 from dustmap.sky.maps import DustMap, MapRequest, Quantity
 from dustmap.sky.maps._answers import central_band, spread_of
-from dustmap.sky.maps._quantities import DATA_DOMINATED
+from dustmap.sky.maps._quantities import DATA_DOMINATED, log_variance
 from dustmap.sky.maps._trilinear import distances_through
 from dustmap.sky.stars import StarTable
 from dustmap.sky.systems import ExtinctionSystem, conversion
@@ -212,7 +212,7 @@ def _band(density: DustMap, places: SkyCoord, integrated: bool) -> Band:
         return Band(mean)
     if not density.layout.positive:
         return Band(mean, mean - std, mean + std)
-    width = np.sqrt(np.log1p(np.divide(std, mean, out=np.zeros_like(mean), where=mean > 0) ** 2))
+    width = np.sqrt(log_variance(mean, std))
     low, high = (mean * np.exp(-0.5 * width**2 + side * width) for side in (-1.0, 1.0))
     return Band(mean, low, high)
 

@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from dustmap.sky._coordinates import cartesian
 from dustmap.sky.figures import _style as style
 from dustmap.sky.figures._style import Array, Scale
-from dustmap.sky.maps._quantities import DATA_DOMINATED
+from dustmap.sky.maps._quantities import DATA_DOMINATED, log_variance
 from dustmap.sky.systems import ExtinctionSystem
 
 #: Colour bars count densities in 10⁻³ mag/pc, their size near the Sun.
@@ -218,7 +218,7 @@ def _difference(image: AbstractImage, std: Array, truth: Array) -> Panel:
     title, mean = f"posterior \N{MINUS SIGN} {_TRUTH}", image.mean
     none = np.full_like(mean, np.nan)
     if image.positive and _positive(mean) and _positive(truth):
-        variance = np.log1p((std / mean) ** 2)
+        variance = log_variance(mean, std)
         ahead = np.log(mean / truth) - 0.5 * variance
         off = np.divide(ahead, np.sqrt(variance), out=none, where=variance > 0)
         words = "difference of ln / std. deviation"

@@ -205,8 +205,7 @@ class Answers:
         if Quantity.STD not in self.layout.quantities:
             return np.asarray(_quantities.log_moments(corners)[1] ** 2)
         std, mean = self.reader.corners(Cube(Quantity.STD), cells), self._means(corners, cells)
-        relative = np.divide(std, mean, out=np.zeros_like(mean), where=mean > 0)
-        return np.asarray(np.log1p(relative**2))
+        return _quantities.log_variance(mean, std.astype(np.float64))
 
     def _stored(self, mode: Mode, levels: tuple[float, ...]) -> tuple[Cube, ...]:
         """Return the cubes that are the answer, if the map has them."""

@@ -289,6 +289,14 @@ def log_moments(draws: Draws) -> tuple[Draws, Draws]:
     return of.where(positive, mean, none[0]), of.where(positive, spread, none[1])
 
 
+def log_variance(mean: Draws, std: Draws) -> Draws:
+    """Return ln(1 + σ²/μ²), the variance of ln f of a log-normal f; 0 where μ is not positive."""
+    of, positive = _namespace(mean), mean > 0
+    relative = of.where(positive, std / of.where(positive, mean, 1.0), 0.0)
+    variance: Draws = of.log1p(relative**2)
+    return variance
+
+
 def _namespace(draws: "Tensor | NDArray[np.float64]") -> Any:
     """Return torch or numpy, which name alike what is taken of them here."""
     return sys.modules[type(draws).__module__]
