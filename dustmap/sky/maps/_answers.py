@@ -31,6 +31,8 @@ _log_of_maps = logging.getLogger("dustmap.sky.maps")
 _PLACES = 2**21
 #: Numbers of the samples around places that are held at once.
 _NUMBERS = 2**23
+#: Digits by which directions that round-off tells apart are one.
+_DIGITS = 12
 #: What one sample says nothing of.
 _SPREADS = (Mode.STD, Mode.MEDIAN, Mode.PERCENTILE)
 #: Percentiles between which 68 % lie.
@@ -258,20 +260,42 @@ class Answers:
         self._report(~(complete & finite), outside, "rays run")
         known = complete | (outside is Outside.TRUNCATE)
         values = np.full((len(cubes), len(rays)), np.nan)
-        values[:, known] = self._integrated(cubes, rays.part(known))
+        values[:, known] = self._accumulated(cubes, rays.part(known))
         if mode is Mode.STD:
             values = _quantities.integrals_std(values, self.layout.positive)[None]
         elif not mean:
             values = _summary(values, mode, levels, self.layout.positive)
         return np.where(finite, values, np.nan)  # a NaN place is unknown always
 
+    def _accumulated(self, cubes: tuple[Cube, ...], rays: Rays) -> Floats:
+        """Integrate along rays in the box (C, N), each from the end of the next shorter one of its
+        direction: shells and profiles pass every voxel once."""
+        order = np.lexsort((rays.far, *np.round(rays.direction, _DIGITS).T))
+        rays, number = rays.part(order), np.arange(len(rays))
+        aside = np.abs(np.diff(rays.direction, axis=0)).max(-1) > 0.1**_DIGITS
+        first = np.concatenate([np.ones(min(1, len(rays)), np.bool_), aside])
+        shorter = np.where(first, 0.0, np.roll(rays.far, 1))
+        near = np.maximum(rays.near, shorter)
+        columns = self._integrated(cubes, Rays(rays.direction, near, rays.far))
+        place = number - np.maximum.accumulate(np.where(first, number, 0))
+        step = 1
+        while (place >= step).any():  # sums of 2, 4, 8, ... along a direction
+            later = np.flatnonzero(place >= step)
+            columns[:, later] += columns[:, later - step]
+            step *= 2
+        values = np.empty_like(columns)
+        values[:, order] = columns
+        return values
+
     def _integrated(self, cubes: tuple[Cube, ...], rays: Rays) -> Floats:
         """Integrate along rays in the box (C, N), through finer levels where there are any."""
         if self._finer is None:
             return _trilinear.integrate(self.reader, cubes, rays)
-        inner, _ = _trilinear.within(self._finer.layout.grid, rays.direction, rays.far)
-        before = Rays(rays.direction, rays.near, np.clip(inner.near, rays.near, rays.far))
-        behind = Rays(rays.direction, np.clip(inner.far, rays.near, rays.far), rays.far)
+        met, _ = _trilinear.within(self._finer.layout.grid, rays.direction, rays.far)
+        ends = (np.clip(end, rays.near, rays.far) for end in (met.near, met.far))
+        inner = Rays(rays.direction, *ends)
+        before = Rays(rays.direction, rays.near, inner.near)
+        behind = Rays(rays.direction, inner.far, rays.far)
         meets = inner.far > inner.near
         whole = Rays(rays.direction, rays.near, np.where(meets, before.far, rays.far))
         total = _trilinear.integrate(self.reader, cubes, whole)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Numbers of the samples along rays that are held at once.
+_NUMBERS = 2**24
 #: Units of answers, by their names.
 _UNIT_OF = {"density": DENSITY_UNIT, "extinction": "mag"}
 
@@ -90,13 +92,19 @@ def sky_of(
     lon, lat = healpy.pix2ang(nside, np.arange(healpy.nside2npix(nside)), nest=nest, lonlat=True)
     pixels = directions_of(SkyCoord(l=lon * u.deg, b=lat * u.deg, frame="galactic"))
     name, known = "extinction" if integrated else "density", dict[str, list[Any]](mean=[], std=[])
-    for distance in along:
-        shell = places_towards(pixels, np.full(len(pixels), distance))
-        known["mean"].append(density.query(shell, integrated=integrated))
-        std = spread_of(density, shell, integrated)
+    held = max(1, _NUMBERS // (max(1, density.n_samples) * len(along)))
+    for start in range(0, len(pixels), held):
+        some = np.repeat(pixels[start : start + held], len(along), axis=0)
+        shells = places_towards(some, np.resize(along, len(some)))
+        known["mean"].append(density.query(shells, integrated=integrated))
+        std = spread_of(density, shells, integrated)
         known["std"] += [] if std is None else [std]
     data = {
-        f"{name}_{mode}": (("distance", "pixel"), np.stack(values), {"units": _UNIT_OF[name]})
+        f"{name}_{mode}": (
+            ("distance", "pixel"),
+            np.concatenate(values).reshape(len(pixels), len(along)).T,
+            {"units": _UNIT_OF[name]},
+        )
         for mode, values in known.items()
         if values
     }

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import healpy
 import numpy as np
 import pytest
 import torch
@@ -236,8 +237,15 @@ def test_questions_have_the_finest_level(form: str, tmp_path: Path) -> None:
     assert min(np.abs(one - samples[:, k]).max() for k in range(6)) < 1e-7
     profile = density.profile(at[0], [5, 20, 35] * u.pc)
     assert np.isfinite(profile.extinction_mean).all()
-    sky = density.to_healpix(4, [10, 35] * u.pc)
-    assert bool((sky.extinction_mean[1] > sky.extinction_mean[0]).all())
+    shells = [30, 10, 35, 10, 20] * u.pc  # all from the Sun, in any order
+    sky = density.to_healpix(4, shells)
+    lon, lat = healpy.pix2ang(4, np.arange(192), lonlat=True) * u.deg
+    for distance, mean, std in zip(shells, sky.extinction_mean, sky.extinction_std, strict=True):
+        pixels = SkyCoord(lon, lat, distance, frame="galactic").cartesian.xyz.to_value(u.pc)
+        columns = LineIntegrals.from_observer(torch.from_numpy(pixels.T.copy()))
+        expected = made.posterior.predict(columns)
+        np.testing.assert_allclose(mean, expected.mean, rtol=1e-5)
+        np.testing.assert_allclose(std, expected.std, rtol=1e-4)
 
 
 def test_percentiles_of_places_have_what_lies_between_the_nodes() -> None:
