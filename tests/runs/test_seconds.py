@@ -13,9 +13,9 @@ from astropy.table import Table
 from dustmap import config as configuration
 from dustmap.config import Config
 from dustmap.engines import InducingEngine, Problem
-from dustmap.gp import features
+from dustmap.gp import Batch, features
 from dustmap.gp.features import _dense_covariance
-from dustmap.gp.functionals import LineIntegrals
+from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.linalg import _toeplitz
 from dustmap.runs import Stage, execute_run, prepare
 from dustmap.runs import _machine as timing
@@ -225,3 +225,12 @@ def test_fits_by_matrices_need_as_many_as_the_estimate_says(
     assert _duration.takes_matrices(config, 9 * stars // 10, 21 * 21 * 13)
     expected = _duration.expected_covariances(config, 9 * stars // 10)
     assert expected / factor <= count["covariances"] <= factor * expected
+
+
+@pytest.mark.parametrize(("error", "share"), [(0.1, 1.0), (1.0, 1 / 18**0.5), (100.0, 60**-0.5)])
+def test_data_that_say_little_take_fewer_steps(error: float, share: float) -> None:
+    """As the root of their (y/σ)², between bounds."""
+    y = torch.ones(5, dtype=torch.float64)
+    points = PointValues(torch.zeros(5, 3, dtype=torch.float64))
+    batch = Batch(points, y, torch.full_like(y, error**2))
+    assert _duration._weakness(batch) == pytest.approx(share)

@@ -407,7 +407,7 @@ TERMS: Mapping[str, Term] = {
     "projection": Term("Projection", "share of the field's variance that the grid takes on"),
     # The fit.
     "outliers": Term("Outliers", "data that the noise model weighs below a tenth"),
-    "std_too_small_up_to": Term("Deviations too small", "by this factor where data decide alone"),
+    "noise_width": Term("Width of noise", "of samples, over what the weights of data say"),
     "torus": Term("Padded box", unit="nodes"),
     "wrap_error": Term(
         "Error of wrapping", "of the prior's covariance, by the padded box; below 0.15 is fine"
