@@ -5,7 +5,6 @@ The mean of a problem's model is that of ln ρ at the nodes of the box, its kern
 
 import functools
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
@@ -369,7 +368,7 @@ def _report(solution: MGVISolution) -> dict[str, object]:
     weights = solution.weights
     robust = dict[str, object]()
     if weights is not None:
-        robust = {"outliers": weights.outliers, "std_too_small_up_to": lacking_width(solution)}
+        robust = {"outliers": weights.outliers, "noise_width": solution.noise_width}
     return robust | {
         "torus": list(prior.torus_shape),
         "wrap_error": prior.wrap_error,
@@ -382,21 +381,6 @@ def _report(solution: MGVISolution) -> dict[str, object]:
         "cg_steps": max(line.cg_steps for line in solution.history),
         "solver": solution.message(),
     }
-
-
-def lacking_width(solution: MGVISolution) -> float:
-    """√(E J)/H, the factor by which samples are too narrow where data of Student-t noise decide.
-
-    They are drawn with the weights w = τ/s² that find a mode, E = ⟨w⟩. With the noise that moves as
-    the mean curvature of −ln t, H = ⟨τ² (ν − v)⟩/(ν + 1)s², and J = ⟨τ² v⟩/s² have it, v = u/s²:
-    its variance is J/H² of a datum (Huber 1967), and of the law itself (ν + 3)s²/(ν + 1), at least.
-    """
-    assert solution.weights is not None
-    nu, tau = solution.weights.noise.nu, solution.weights.tau.double()
-    least, v = (nu + 3.0) / (nu + 1.0), (nu + 1.0) / tau - nu
-    H = float((tau.square() * (nu - v)).mean()) / (nu + 1.0)
-    square = float(tau.mean() * (tau.square() * v).mean())
-    return math.sqrt(max(square / H**2 if H > 0.0 else least, least))
 
 
 def _errors_of(solution: MGVISolution) -> gp.ParameterErrors | None:

@@ -131,7 +131,7 @@ class LogNormalProblem:
     @property
     def ordered_sum(self) -> float:
         """Σ_n n y_n, which tells the order of the data."""
-        return self._in_order(self.y)
+        return self._in_order(self.data.y.to(self.y.dtype))
 
     def has_order_of(self, ordered_sum: float) -> bool:
         """Whether that is the sum of these data, but for rounding."""
@@ -168,6 +168,12 @@ class LogNormalProblem:
     def weighted(self, weights: Tensor) -> "LogNormalProblem":
         """With the noise variances divided by weights (N,)."""
         return replace(self, weights=weights.to(self.y.dtype)).with_present_noise()
+
+    def loosened(self, width: float, residual: Tensor) -> "LogNormalProblem":
+        """With the data y + (k² − 1) e and noise k = `width` times as large: what pulls at the
+        residual e (N,) is the same, by which it moves is k² times less."""
+        y = self.y + (width**2 - 1.0) * residual.to(self.y.dtype)
+        return replace(self, y=y, weights=self.weights / width**2).with_present_noise()
 
     @property
     def n_latent(self) -> int:

@@ -86,6 +86,7 @@ class MGVISolution:
     history, status
     start : of a later fit, of more data
     weights : of the data under Student-t noise; None for normal noise
+    noise_width : by which noise of samples is wider than these weights; 1 of normal noise
     """
 
     model: LogNormalModel
@@ -98,6 +99,7 @@ class MGVISolution:
     status: MGVIStatus
     start: MGVIStart
     weights: StudentTWeights | None = None
+    noise_width: float = 1.0
 
     @property
     def errors(self) -> ParameterErrors | None:
@@ -146,7 +148,8 @@ def fit_mgvi(
        the posterior has a mode for every density that a datum may be explained by.
 
     With Student-t noise (settings.robust) the rounds of 1 and 2 also renew the weights of the data,
-    ν and the scale, from residuals and spread of the linearised model.
+    ν and the scale, from residuals and spread of the linearised model. 3 goes on from the mode with
+    data and noise that hold it there, and let it move as far as such noise does (`noise_width`).
 
     Noise that grows with the response (likelihood.relative) takes that of the centre, renewed
     before every descent and every draw and held fixed in between: neither the pull on ξ nor the
@@ -275,6 +278,7 @@ def _solution_of(state: FitState, seed: int) -> MGVISolution:
         _status(state),
         state.end(),
         state.weights,
+        state.noise_width,
     )
 
 
@@ -353,7 +357,7 @@ def _coefficient_covariance(problem: LogNormalProblem, deviations: Tensor) -> Te
 
 
 def _status(state: FitState) -> MGVIStatus:
-    if state.centre.misfit() > _LARGEST_MISFIT:
+    if state.misfit > _LARGEST_MISFIT:
         return MGVIStatus.MISFIT
     if state.unsolved:
         return MGVIStatus.UNSOLVED

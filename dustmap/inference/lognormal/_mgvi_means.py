@@ -135,8 +135,9 @@ class Sampling:
     def _started(self, state: FitState) -> FitState:
         """Before the first samples: at the mode; as far from it as in an earlier fit that is near,
         with the curved deviations of that fit; or at several means."""
-        centre, start = state.centre.with_own_response(), self._earlier(state)
-        state = replace(state, centre=centre, mode=(centre, state.z))
+        start = self._earlier(state)
+        state = replace(state, centre=state.centre.with_own_response()).loosened()
+        state = replace(state, mode=(state.centre, state.z))
         if self._spreads(state) and (state.curved or self._was_curved):
             # Where nothing has been learned, straight draws at the mode measure the share first.
             return self._spread(state) if state.share < 1.0 else state

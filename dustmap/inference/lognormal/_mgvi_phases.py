@@ -120,7 +120,7 @@ class Walk:
         entry = MGVIRound(
             stage,
             state.centre.energy,
-            state.centre.misfit(),
+            state.misfit,
             float((change.square() / state.problem.noise).mean().sqrt()),
             tuple(state.problem.theta.tolist()),
             () if step is None else tuple(step.gradient.tolist()),

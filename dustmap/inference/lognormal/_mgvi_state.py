@@ -38,6 +38,8 @@ QUICK = 30
 _FAR, _NEARER = 100.0, 5.0
 #: Share of new data up to which the samples of an earlier fit are near.
 _NEW = 0.25
+#: Variance of samples over that of Student-t noise itself, at most, and the least curvature.
+_WIDEST, _LEAST_CURVATURE = 2.0, 1e-3
 #: Standard deviations that differ by no more of themselves are one.
 _SAME = 1e-5
 
@@ -244,6 +246,25 @@ class FitState:
         left = self.centre.residuals[0].double().square() / noise
         return left, torch.zeros_like(left) if spread is None else spread.double() / noise
 
+    @property
+    def noise_width(self) -> float:
+        """By which noise of samples is wider than the weights of data; 1 of normal noise."""
+        return 1.0 if self.weights is None else noise_width(self.weights)
+
+    def loosened(self) -> "FitState":
+        """At the mode, with data and noise that hold it and let it move as Student-t noise does."""
+        if self.weights is None:
+            return self
+        mode, width = posterior_at(self.problem, self.centre.xi), self.noise_width
+        problem = self.problem.loosened(width, mode.residuals[0])
+        z = self.z * width if problem.nodes is None else self.z
+        return replace(self, z=z, centre=posterior_at(problem, self.centre.xi))
+
+    @property
+    def misfit(self) -> float:
+        """Root mean square of the mean response's residual in units of the noise of the data."""
+        return self.centre.misfit() / (1.0 if self.mode is None else self.noise_width)
+
     def weighed(self, weights: StudentTWeights) -> "FitState":
         """Other weights, the mode where it is, and its multipliers where the residuals are."""
         before = self.centre
@@ -332,6 +353,9 @@ class FitState:
             problem = problem.with_response(place.response)
         reader.refuse_other("numbers of the field", len(place.xi), problem.n_latent)
         present = problem.with_present_noise()
+        if weights is not None and place.mode_xi is not None:
+            there = posterior_at(present, place.mode_xi)
+            present = present.loosened(noise_width(weights), there.residuals[0])
         centre, mode = posterior_at(present, place.xi, place.centre_deviations), None
         if place.mode_xi is not None and place.mode_z is not None:
             there = posterior_at(centre.problem, place.mode_xi)
@@ -348,6 +372,22 @@ class FitState:
             weights=weights,
             **reader.fields(FitState, like, **sizes, **samples),
         )
+
+
+def noise_width(weights: StudentTWeights) -> float:
+    """k = √(E J)/H, by which the noise of samples is wider than the weights of data say.
+
+    A mode is found with the weights w = τ/s² of Student-t noise, E = ⟨w⟩. With the noise it moves
+    as the mean curvature of −ln t, H = ⟨τ² (ν − v)⟩/(ν + 1)s², and J = ⟨τ² v⟩/s² have it, v = u/s²:
+    its variance is J/H² of a datum (Huber 1967), not 1/E. At the law itself that is the inverse of
+    Fisher's information (ν + 1)/(ν + 3)s²; of normal noise with outliers, which wide tails stand
+    for, it is more. k² counts as no less, and as no more than twice.
+    """
+    nu, tau = weights.noise.nu, weights.tau.double()
+    least, v = (nu + 3.0) / (nu + 1.0), (nu + 1.0) / tau - nu
+    H = float((tau.square() * (nu - v)).mean()) / (nu + 1.0)
+    square = float(tau.mean() * (tau.square() * v).mean()) / max(H, _LEAST_CURVATURE) ** 2
+    return math.sqrt(min(max(square, least), _WIDEST * least))
 
 
 def mean_of_samples(samples: int, means: int) -> Tensor:
