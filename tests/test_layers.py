@@ -43,7 +43,7 @@ EVERYWHERE = frozenset({"_on_use", "errors", "__version__"})
 FOREIGN: dict[str, frozenset[str]] = {
     # triton: of the Torch for GPUs, on one alone
     "linalg": frozenset({"torch", "triton"}),
-    # scipy: its k-d tree
+    # scipy: its k-d tree and its Bessel functions
     "gp": frozenset({"torch", "numpy", "scipy", "triton"}),
     "inference": frozenset({"torch", "numpy"}),
     "distributed": frozenset({"torch"}),
