@@ -41,8 +41,8 @@ EVERYWHERE = frozenset({"_on_use", "errors", "__version__"})
 
 # The foreign packages of the core and of tables. Everything above them is free to choose.
 FOREIGN: dict[str, frozenset[str]] = {
-    # triton: of the Torch for GPUs, on one alone
-    "linalg": frozenset({"torch", "triton"}),
+    # triton: of the Torch for GPUs, on one alone; numpy, scipy: elliptic functions
+    "linalg": frozenset({"torch", "numpy", "scipy", "triton"}),
     # scipy: its k-d tree and its Bessel functions
     "gp": frozenset({"torch", "numpy", "scipy", "triton"}),
     "inference": frozenset({"torch", "numpy"}),

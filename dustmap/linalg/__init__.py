@@ -1,4 +1,4 @@
-"""Linear operators and solvers; imports torch only.
+"""Linear operators and solvers; imports torch, and scipy for elliptic functions.
 
 Operators apply a matrix that is never formed. `DenseOperator`, `DiagonalOperator` and
 `SparseOperator` wrap what they are named after. `CirculantOperator` is a leading block of a

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 
 from dustmap.errors import UserError
@@ -82,12 +84,17 @@ class RootQuadrature:
         """Return the rule of Q = `nodes` points on the interval `bounds`."""
         if nodes < 1:
             raise UserError(f"nodes: expected at least one point of quadrature, got {nodes}")
-        k = math.sqrt(bounds.lowest / bounds.highest)
-        period = complete_elliptic(k)
-        pairs = [_tangent((q + 0.5) * period / nodes, k, period) for q in range(nodes)]
-        tangent, density = torch.tensor(pairs, dtype=torch.float64).unbind(-1)
+        square = bounds.lowest / bounds.highest
+        period = float(special.ellipkm1(square))
+        v = (np.arange(nodes) + 0.5) * period / nodes
+        # Beyond the half of the period digits are lost: there by reflection.
+        sn, cn, dn, _ = special.ellipj(np.minimum(v, period - v), 1.0 - square)
+        near, k = v <= 0.5 * period, math.sqrt(square)
+        tangent = np.where(near, sn / cn, cn / (k * sn))
+        density = dn / np.where(near, cn, math.sqrt(k) * sn) ** 2
         scale = 2.0 * period / (math.pi * nodes) * math.sqrt(bounds.lowest)
-        return RootQuadrature(bounds.lowest * tangent.square(), scale * density, bounds)
+        shifts, weights = bounds.lowest * tangent**2, scale * density
+        return RootQuadrature(torch.from_numpy(shifts), torch.from_numpy(weights), bounds)
 
     @property
     def nodes(self) -> int:
@@ -130,40 +137,6 @@ def spectrum_bounds(A: AbstractOperator, *, floor: float = 0.0) -> SpectrumBound
     highest = _HIGHEST_SAFETY * largest
     lowest = max(smallest / _LOWEST_SAFETY, floor, rounding)
     return SpectrumBounds(min(lowest, highest), highest, steps)
-
-
-def complete_elliptic(k: float) -> float:
-    """K(k'), the complete elliptic integral of complementary modulus k, by Gauss's mean of 1, k."""
-    a, b = 1.0, k
-    while a - b > 1e-15 * a:
-        a, b = 0.5 * (a + b), math.sqrt(a * b)
-    return math.pi / (a + b)
-
-
-def jacobi_elliptic(u: float, k: float) -> tuple[float, float, float]:
-    """Return sn, cn and dn of u with complementary modulus k, by descending Landen transformations.
-
-    Reference: Abramowitz & Stegun (1964), 16.4; accurate where u is at most half of K(k'), however
-    small k.
-    """
-    a, b, ratios = 1.0, k, []
-    while a - b > 1e-15 * a:
-        ratios.append((a - b) / (a + b))
-        a, b = 0.5 * (a + b), math.sqrt(a * b)
-    phi = 2.0 ** len(ratios) * a * u
-    for ratio in reversed(ratios):
-        phi = 0.5 * (phi + math.asin(ratio * math.sin(phi)))
-    sn, cn = math.sin(phi), math.cos(phi)
-    return sn, cn, math.sqrt(k * k * sn * sn + cn * cn)
-
-
-def _tangent(v: float, k: float, period: float) -> tuple[float, float]:
-    """Return sc(v | k') and dn / cn² there, beyond the half of the period by reflection."""
-    if v <= 0.5 * period:
-        sn, cn, dn = jacobi_elliptic(v, k)
-        return sn / cn, dn / cn**2
-    sn, cn, dn = jacobi_elliptic(period - v, k)
-    return cn / (k * sn), dn / (k * sn**2)
 
 
 def _extremes(A: AbstractOperator, floor: float) -> tuple[float, float, int]:
