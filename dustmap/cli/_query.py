@@ -49,7 +49,7 @@ def add_query(commands: _options.Commands) -> None:
         "query map.zarr --ra 280 --dec -10 --distance 0.15kpc --percentiles 5 50 95 --json",
         "query run1 --l 30 --b 5 --profile > profile.csv",
         "query map.fits --file coords.csv > answers.csv",
-        "query run1 --name Taurus",
+        "query run1 --name Taurus --system A_V",
         about=_ABOUT,
     )
     _options.add_map(command)
@@ -69,6 +69,7 @@ def add_query(commands: _options.Commands) -> None:
     )
     _options.add_schema(command, "columns of --file [generic]")
     command.option("--percentiles P...", "these, too, such as 5 50 95", type=float)
+    _options.add_system(command, "of the answers, such as A_V [that of the map]")
     _options.add_compute_and_json(command, title=_options.COMPUTE_TITLE)
 
 
@@ -104,9 +105,9 @@ def _one(options: argparse.Namespace) -> int:
     l, b, distance = _direction(options)
     if options.distance is not None:
         distance = _positive(options.distance, "--distance")
-    source = _opened(options)
+    source, system = _opened(options)
     lon, lat, far = (np.array([value], np.float64) for value in (l, b, distance))
-    answers = _answers(source, lon, lat, far, options.percentiles or ())
+    answers = _answers(source, system, lon, lat, far, options.percentiles or ())
     if np.isnan(answers["density_mean"][0]):
         raise UserError(
             f"l = {l:g}, b = {b:g}, distance = {distance:g} pc is outside the box of "
@@ -115,11 +116,11 @@ def _one(options: argparse.Namespace) -> int:
     asked = {} if options.name is None else {"l": l, "b": b, "distance_pc": distance}
     if options.json:
         first = {name: values[0] for name, values in _json(answers).items()}
-        return print_result(asked | first | sky.labels(source.system), True)
+        return print_result(asked | first | sky.labels(system), True)
     lines = {
         name: f"{values[0]:.6g} {sky.unit_of(name)}".rstrip() for name, values in answers.items()
     }
-    return print_result(asked | lines | {"extinction_system": source.system.name}, False)
+    return print_result(asked | lines | {"extinction_system": system.name}, False)
 
 
 def _many(options: argparse.Namespace) -> int:
@@ -130,20 +131,18 @@ def _many(options: argparse.Namespace) -> int:
     card = _options.card_of(options)
     named = _names_of_file(Path(options.file), card)
     places = named or runs.places_of_map(Path(options.map), Path(options.file), card)
-    source = _opened(options)
+    source, system = _opened(options)
     levels = options.percentiles or ()
     counted = _COUNTS if options.json else ()
-    tables.refuse_taken(
-        places.table, (*counted, *_answered(levels), COVERAGE, *sky.labels(source.system))
-    )
-    answers = _answers(source, places.l, places.b, places.distances, levels)
+    tables.refuse_taken(places.table, (*counted, *_answered(levels), COVERAGE, *sky.labels(system)))
+    answers = _answers(source, system, places.l, places.b, places.distances, levels)
     outside = int(np.isnan(answers["density_mean"]).sum())
     if outside:
         words = "%d of %d places are outside the box, or what the map has: no answers"
         log.info(words, outside, len(places))
     counts = dict(zip(_COUNTS, (len(places.table), outside, places.missing), strict=True))
     filled = places.filled(answers)
-    return _print_table(places.table, filled, source.system, counts if options.json else None)
+    return _print_table(places.table, filled, system, counts if options.json else None)
 
 
 def _answered(levels: Sequence[float]) -> list[str]:
@@ -187,15 +186,15 @@ def _profile(options: argparse.Namespace) -> int:
     from astropy.table import Table
 
     l, b, _ = _direction(options)
-    source = _opened(options)
+    source, system = _opened(options)
     step = None if options.step is None else _positive(options.step, "--step")
     distance = _distances(source, l, b, step)
     direction = np.full_like(distance, l), np.full_like(distance, b)
     levels = sorted({*PROFILE_LEVELS, *(options.percentiles or ())})
-    answers = _answers(source, *direction, distance, levels)
+    answers = _answers(source, system, *direction, distance, levels)
     table = Table({"distance_pc": distance})
     counts = {"rows": len(table)} if options.json else None
-    return _print_table(table, answers, source.system, counts)
+    return _print_table(table, answers, system, counts)
 
 
 def _distances(
@@ -279,27 +278,32 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _opened(options: argparse.Namespace) -> "runs.StarMap | maps.DustMap":
-    """A run's posterior, which knows what uncertain distances mean, or a map."""
+def _opened(
+    options: argparse.Namespace,
+) -> "tuple[runs.StarMap | maps.DustMap, systems.ExtinctionSystem]":
+    """A run's posterior, which knows what uncertain distances mean, or a map; and the extinction
+    system of its answers."""
+    wanted = systems.system_named(options.system) if options.system else None
     path = Path(options.map)
-    if _options.is_run(path):
-        return _options.star_map(options)
-    return _options.map_at(options, path)
+    source = _options.star_map(options) if _options.is_run(path) else _options.map_at(options, path)
+    return source, wanted or source.system
 
 
 def _answers(
     source: "runs.StarMap | maps.DustMap",
+    system: "systems.ExtinctionSystem",
     l: "NDArray[np.float64]",
     b: "NDArray[np.float64]",
     distances: "stars.AbstractDistances | NDArray[np.float64]",
     levels: Sequence[float],
 ) -> "Columns":
-    """density_mean, extinction_mean, their std and percentiles, coverage (N,), NaN outside; of a
-    map at the median distance. distances: in pc where they are exact."""
+    """density_mean, extinction_mean, their std and percentiles in a system, coverage (N,), NaN
+    outside; of a map at the median distance. distances: in pc where they are exact."""
     import numpy as np
 
     from dustmap.sky.maps._quantities import COVERAGE
 
+    factor = systems.conversion(source.system, system)
     if not isinstance(source, maps.DustMap):
         far = stars.ExactDistances(distances) if isinstance(distances, np.ndarray) else distances
         with progress() as shown:
@@ -319,7 +323,7 @@ def _answers(
         with maps.muted_reports():
             answers = dict(_of_map(source, l, b, median, levels))
     _report_lacking(answers)
-    return answers
+    return {name: v if name == COVERAGE else factor * v for name, v in answers.items()}
 
 
 def _report_lacking(answers: "Columns") -> None:

@@ -115,6 +115,25 @@ def test_columns_of_the_table_are_not_overwritten(
     assert (out["rows"][0], out["extinction_p5"][0]) == (99, 98)
 
 
+@pytest.mark.parametrize("source", ["", "map.zarr"])
+def test_answers_are_in_the_system_that_is_asked_for(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    asked = ["query", str(run / source), *PLACE, "--percentiles", "5"]
+    own, other = told(capsys, *asked), told(capsys, *asked, "--system", "E(B-V)")
+    assert (own.pop("extinction_system"), other.pop("extinction_system")) == ("A_V", "E(B-V)")
+    assert own.pop("coverage") == other.pop("coverage")
+    for name, value in own.items():
+        expected = value / 3.1 if isinstance(value, float) else value
+        assert other[name] == pytest.approx(expected), name
+    (tmp_path / "coords.csv").write_text("l,b,distance_pc\n30,5,30\n")
+    many = ["query", str(run / source), "--file", str(tmp_path / "coords.csv")]
+    row = told(capsys, *many, "--system", "E(B-V)")
+    assert row["extinction_mean"] == [pytest.approx(other["extinction_mean"])]
+    assert main([*asked, "--system", "custom:x"]) == BAD_INPUT
+    assert "converts to nothing" in capsys.readouterr().err
+
+
 def test_answers_for_people_have_units_and_a_system(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
