@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -94,6 +94,7 @@ def bind(
         if not matcher.has(_rules.MAGNITUDE):
             raise _missing(matcher, "the magnitude limit", [_rules.MAGNITUDE])
         names.add(_rules.MAGNITUDE)
+    numbers = frozenset(names)
     for cut in cuts:
         missing = [name for name in cut.quantity.columns if not matcher.has(name)]
         if missing:
@@ -111,12 +112,12 @@ def bind(
     if kinds[1].is_exact:
         _check_exact(matcher, sources)
     constants = {name: card.constants[name] for name in names if name not in sources}
-    group = _group(matcher, sources)
+    group = _group(matcher, [source for name, source in sources.items() if name in numbers])
     return Binding(MappingProxyType(sources), MappingProxyType(constants), *kinds, group)
 
 
-def _group(matcher: Matcher, sources: Mapping[str, Source]) -> Source | None:
-    """Locate the column of groups, if one is asked for."""
+def _group(matcher: Matcher, numbers: Iterable[Source]) -> Source | None:
+    """Locate the column of groups, if one is asked for: none of the numbers of a star."""
     wanted = matcher.card.group
     if wanted is None:
         return None
@@ -128,7 +129,7 @@ def _group(matcher: Matcher, sources: Mapping[str, Source]) -> Source | None:
             f"{matcher.path}: there is no column {wanted.name} of groups (data.groups, --groups); "
             f"{hint}"
         )
-    if source is not None and source.ref in {other.ref for other in sources.values()}:
+    if source is not None and source.ref in {other.ref for other in numbers}:
         raise UserError(
             f"{matcher.path}: the column {wanted.name} of groups (data.groups, --groups) is read "
             "as a number of every star; name one whose values many stars share"
@@ -161,7 +162,8 @@ def _promise(matcher: Matcher, way: Way) -> float:
     lacking = [name for name in way.columns if not matcher.has(name)]
     close = matcher.closest(lacking) if lacking else []
     best = (max((matcher.likeness(name, c) for c in close), default=0.0) for name in lacking)
-    likely = (likeness for likeness in best if likeness > _LIKE)
+    # One column of the file stands for one that is lacking, not for each that it is like.
+    likely = sorted((like for like in best if like > _LIKE), reverse=True)[: len(close)]
     return (len(way.columns) - len(lacking) + sum(likely)) / len(way.columns)
 
 

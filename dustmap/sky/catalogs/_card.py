@@ -29,6 +29,8 @@ _KEYS = (
 )
 # Text of digits alone has often been taken for numbers before: labels are either.
 _TYPES = {"number": ColumnType.NUMBER, "integer": ColumnType.INTEGER, "text": ColumnType.LABEL}
+#: Units that names of columns end with.
+_ENDS = ("pc", "kpc", "mas", "arcsec", "deg", "rad", "mag", "mmag")
 #: The preset that every card has.
 NO_CUTS = "none"
 #: What the user calls a column that the file does not have, or that is not to be read.
@@ -151,16 +153,28 @@ class SchemaCard:
 
 
 def _written(column: CardColumn, written: str) -> tuple[Alias, ...]:
-    """Parse the name that a file has for a column, with or without a unit in brackets."""
+    """Parse the name that a file has for a column, with or without a unit in brackets.
+
+    Without one it is that of the card's own column of that name, or of the end of the name.
+    """
     place = CardTable({}, f"column {column.name}={written}")
     parts = re.fullmatch(r"(.+?)(\s*)\[([^\[\]]*)\]", written)
     # Without a space a name may have brackets of its own.
     if parts is None or not (parts[2] or is_like(parts[3], column.unit)):
-        return (Alias(ColumnRef.parse(written), column.unit),)
+        own = {alias.ref.name.lower(): alias.unit for alias in column.aliases}
+        unit = own.get(written.lower(), _unit_by_end(written, column.unit))
+        return (Alias(ColumnRef.parse(written), unit),)
     unit = _unit(place, parts[3])
     if not unit.is_equivalent(column.unit):
         raise place.error(f"unit {unit}: expected one like {column.unit}")
     return (Alias(ColumnRef.parse(written), unit), Alias(ColumnRef.parse(parts[1]), unit))
+
+
+def _unit_by_end(name: str, unit: u.UnitBase) -> u.UnitBase:
+    """Return the unit that the end of a name such as `d_kpc` says, or else this one."""
+    _, separator, end = name.lower().rpartition("_")
+    said = bool(separator) and end in _ENDS and is_like(end, unit)
+    return u.Unit(end) if said else unit
 
 
 def inherited(content: Mapping[str, Any], parent: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,10 +258,11 @@ def _column(table: CardTable, name: str) -> CardColumn:
         raise table.error(f"type: the columns of {name} are {fixed.value} always")
     declared = _unit(table, table.text_or("unit", ""))
     unit = _rules.ROLES.get(name, declared)
-    default = declared if "unit" in table else unit
     aliases = table.entries(
         "names",
-        lambda raw: _alias(table, raw, default),
+        lambda raw: _alias(
+            table, raw, declared if "unit" in table else _unit_by_end(str(raw), unit)
+        ),
         'a list of names, or of {name = "distance_kpc", unit = "kpc"}',
     )
     for alias in aliases:

@@ -710,6 +710,32 @@ def test_a_unit_of_one_coordinate_alone_is_refused(
     np.testing.assert_allclose(read.distance, PC)
 
 
+@pytest.mark.parametrize("name", ["dist_kpc", "d_kpc", "R_kpc", "DIST_KPC", "r_pc", "d"])
+def test_names_that_end_with_a_unit_say_it(tmp_path: Path, name: str) -> None:
+    """Named by the user, by the card's own name or not, or in a card of the user."""
+    unit = u.kpc if name.lower().endswith("_kpc") else u.pc
+    columns = {**POSITIONS["galactic"], **EXTINCTIONS["error"]}
+    path = write(tmp_path, "csv", Table({**columns, name: (PC * u.pc).to_value(unit)}))
+    card = card_named("generic", {"distance": name})
+    np.testing.assert_allclose(read_catalog(path, card, system=A_V).stars.distance, PC)
+    own = tmp_path / "own.toml"
+    own.write_text(
+        f'title = "mine"\ninherits = "generic"\n[columns]\ndistance = {{names = ["{name}"]}}'
+    )
+    np.testing.assert_allclose(
+        read_catalog(path, card_named(str(own)), system=A_V).stars.distance, PC
+    )
+
+
+@pytest.mark.parametrize("name", ["d_kpc", "d_pc", "R_kpc"])
+def test_a_distance_by_another_name_is_not_taken_for_three_coordinates(
+    tmp_path: Path, name: str
+) -> None:
+    columns = {**POSITIONS["galactic"], **EXTINCTIONS["error"], name: PC}
+    with pytest.raises(UserError, match="missing distance "):
+        read_catalog(write(tmp_path, "csv", Table(columns)), system=A_V)
+
+
 @pytest.mark.parametrize("written", ["D [kpc]", "D[kpc]"])
 def test_units_of_named_columns_in_brackets(tmp_path: Path, written: str) -> None:
     """With or without a space before these; a unit in capitals, which is one of charge, too."""

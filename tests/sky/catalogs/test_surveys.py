@@ -13,7 +13,7 @@ from astropy.table import Table
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky.catalogs import galactic_from_icrs, read_catalog, read_places
+from dustmap.sky.catalogs import card_named, galactic_from_icrs, read_catalog, read_places
 from dustmap.sky.stars import (
     ExponentialDensity,
     GaussianDistances,
@@ -397,3 +397,16 @@ def test_cuts_on_parallaxes_do_not_bias_distances(tmp_path: Path) -> None:
     true = distance[stars.source_id[near]]
     assert np.mean((low < true) & (true < high)) == pytest.approx(0.68, abs=0.03)
     assert np.median(middle / true) == pytest.approx(1.0, abs=0.02)
+
+
+def test_groups_may_be_what_a_cut_reads(tmp_path: Path) -> None:
+    """Zero points of every class, of the stars of some classes."""
+    every = Table.read(REPOSITORY / "catalogs" / "hipparcos_reddening.csv.gz", format="ascii.csv")[:400]
+    every.write(tmp_path / "some.csv")
+    card = card_named("hipparcos").with_group("class")
+    stars = read_catalog(tmp_path / "some.csv", card, cuts="classified").stars
+    assert stars.groups is not None
+    assert 1 < len(set(stars.groups)) < len(set(every["class"]))
+    assert 0 < len(stars) < 400
+    with pytest.raises(UserError, match="read as a number of every star"):
+        read_catalog(tmp_path / "some.csv", card.with_group("parallax_mas"))
