@@ -6,6 +6,7 @@
 Needs an environment in which dustmap is installed.
 """
 
+import argparse
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -66,4 +67,8 @@ def main(catalog: str, output: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    command = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    command.add_argument("catalog", help="catalogs/hipparcos_reddening.csv.gz or one like it")
+    command.add_argument("picture", help="a .png or .pdf, which is replaced")
+    options = command.parse_args()
+    sys.exit(main(options.catalog, options.picture))

@@ -231,13 +231,16 @@ def positive() -> Figure:
         noise.fixed(),
         lambda f: interpolation(f, grid, dtype=torch.float64),
     )
-    lognormal = fit_mgvi(model, data, MGVISettings(samples=64)).posterior.predict(places)
+    fitted = fit_mgvi(model, data, MGVISettings(samples=64)).posterior
+    deviation, (centre, width) = gaussian.variance.sqrt(), fitted.node_log_moments()
+    answers = (
+        (gaussian.mean, gaussian.mean - deviation, gaussian.mean + deviation),
+        (fitted.predict(places).mean, (centre - width).exp(), (centre + width).exp()),
+    )
     figure, axes = panels("a Gaussian density", "a log-normal density: ρ = exp(μ + R ε)")
-    for one, answer in zip(axes, (gaussian, lognormal), strict=True):
-        mean, spread = answer.mean.detach(), answer.variance.detach().sqrt()
-        low = mean - spread
-        one.fill_between(s, low, mean + spread, color=BLUE, alpha=0.25, linewidth=0)
-        one.plot(s, mean, color=BLUE, label="mean ± standard deviation")
+    for one, (mean, low, high) in zip(axes, answers, strict=True):
+        one.fill_between(s, low, high, color=BLUE, alpha=0.25, linewidth=0, label="68 %")
+        one.plot(s, mean, color=BLUE, label="mean")
         one.plot(s, truth, "--", color=ORANGE, label="truth", linewidth=1.0)
         one.plot(distance, torch.full_like(distance, -0.55), "|", color="black", markersize=6)
         one.axhline(0.0, color="black", linewidth=0.6)

@@ -62,9 +62,9 @@ class DataConfig:
     distance_prior: Annotated[
         str,
         choice("learned", "exponential-density", "flat-parallax"),
-        "stars with parallaxes: distribution of distances before they are measured: learned "
-        "from all parallaxes of the catalog, selection included; d^2 exp(-d/distance_scale); "
-        "or flat in 1/d, which biases maps",
+        "stars with parallaxes: distribution of distances before they are measured: learned from "
+        "parallaxes of the catalog (20,000 at most), selection included; d^2 "
+        "exp(-d/distance_scale); or flat in 1/d, which biases maps",
     ] = "learned"
     distance_max: Annotated[
         float, parsecs(positive=True, high=1e12), "stars with parallaxes: end of that prior", "pc"

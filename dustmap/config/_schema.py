@@ -131,10 +131,10 @@ class ModelConfig:
         str,
         choice_or_sum("auto", *_MATERN, "squared-exponential", alone=("auto", "matern")),
         "covariance of the density between two places, from rough to smooth; matern has the "
-        "smoothness model.nu; auto is what predicts held-out patches best of matern13 (if "
-        "lognormal), matern12, matern32 for stars and of matern12, matern32, matern52 and, of "
-        "more than 1,000 rows in up to four columns, sums of two for a regression, or a rougher "
-        "one within a standard error of it; matern32 where length or std is not learned, and on "
+        "smoothness model.nu; auto compares, by held-out patches, matern13 (if lognormal), "
+        "matern12 and matern32 for stars; for a regression matern12, matern32, matern52 and, of "
+        "more than 1,000 rows in up to four columns, sums of two; and takes the roughest within a "
+        "standard error of the best; it is matern32 where length or std is not learned, and on "
         "tiles, which share one kernel; matern32+matern12 and other sums have two scales, which "
         "start at length and a quarter of it with half of the variance each",
     ] = "auto"
@@ -156,9 +156,9 @@ class ModelConfig:
         "mean of the density (of its logarithm if lognormal); disc falls exponentially with "
         "the distances from its plane, which is learned with the mean if lognormal, and from the "
         "Galactic centre; bubble, if lognormal, has a cavity around the Sun as well, whose depth "
-        "is learned with the mean; auto is, if the mean of a lognormal density is learned in a box "
-        "that is wider than it, disc or bubble by the stars in it (bubble with groups), "
-        "disc if it is not, or if the scales of the disc are given, else constant",
+        "is learned with the mean; auto is, of a lognormal density whose mean is learned in a box "
+        "that is wider than the cavity, disc or bubble by the stars near the Sun (bubble with "
+        "groups); disc if the box is not wider, or the scales of the disc are given; else constant",
     ] = "auto"
     disc_height: Annotated[
         float, parsecs(positive=True), "scale height of the disc, where learning starts", "pc"

@@ -361,14 +361,14 @@ TERMS: Mapping[str, Term] = {
     "rmse": Term("RMSE", "root mean square of measured − predicted; outliers dominate it"),
     "mae": Term("MAE", "mean of |measured − predicted|"),
     "mse": Term("MSE", "mean square of measured − predicted"),
-    "robust_scatter": Term("Robust scatter", "1.48 × the median of |residual|"),
+    "robust_scatter": Term("Robust scatter", "1.48 × the median of |residual − its median|"),
     "loglike": Term(
         "Log-likelihood", "log predictive density of a value; higher is better", "nats each"
     ),
     "chi2": Term(
         "χ²",
-        "mean of (residual / predicted std)²: 1 if the errors are right, above it if they are too "
-        "small; a few outliers take it far up",
+        "mean square of normal scores Φ⁻¹(P(< measured)): 1 if the errors are right, above it if "
+        "they are too small; heavy tails of the noise forgive outliers",
     ),
     "coverage68": Term(
         "Within 1σ", "share of values within their 68 % interval: 0.68 if the errors are right"
