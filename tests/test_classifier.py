@@ -70,7 +70,7 @@ def test_probabilities_are_calibrated(dim: int) -> None:
     assert score > best - 0.05
 
 
-@pytest.mark.parametrize("link", ["logit", "probit"])
+@pytest.mark.parametrize("link", ["logit", pytest.param("probit", marks=pytest.mark.slow)])
 def test_far_from_all_rows_a_rare_class_is_as_rare_as_among_them(link: str) -> None:
     rng = np.random.default_rng(1)
     X = rng.uniform(size=(600, 2))

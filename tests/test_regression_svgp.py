@@ -77,7 +77,8 @@ def test_lengths_of_five_columns_are_those_of_the_evidence(engine: str, seed: in
     assert errors[0] < 0.8 * errors[1]
 
 
-@pytest.mark.parametrize("dtype", [pytest.param("float64", marks=pytest.mark.slow), "float32"])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_twenty_columns_on_minibatches(dtype: str) -> None:
     X, truth = additive(1500, 20)
     y = truth + 0.3 * np.random.default_rng(1).standard_normal(1500)

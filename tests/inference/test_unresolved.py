@@ -140,7 +140,10 @@ def test_percentiles_of_measurements_may_be_below_zero() -> None:
     assert bool((posterior.percentiles(rays, q) > 0.0).all())
 
 
-@pytest.mark.parametrize(("spread", "pairs"), [(0.01, 2), (0.3, 8), (0.7, 4)])
+@pytest.mark.parametrize(
+    ("spread", "pairs"),
+    [(0.7, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((0.01, 2), (0.3, 8)))],
+)
 def test_variances_of_pairs_are_right_on_average(spread: float, pairs: int) -> None:
     """Of rays through densities exp(±δ), of small deviations and of large ones: within three Monte
     Carlo errors. Divided by S − 1 the first is a third too large, by S the last too small."""

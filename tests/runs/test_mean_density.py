@@ -97,7 +97,7 @@ def near(found: StarMap) -> tuple[float, float]:
     return float(mean), float(std)
 
 
-@pytest.mark.parametrize("within", [0.05, 1.0])
+@pytest.mark.parametrize("within", [0.05, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_dust_near_the_sun_is_as_the_stars_say(within: float, tmp_path: Path) -> None:
     sky(tmp_path, within)
     found, report = finished(tmp_path, "run")

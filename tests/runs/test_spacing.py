@@ -192,8 +192,8 @@ def test_clouds_below_a_third_of_the_length_ask_for_a_finer_grid(
     "kernel",
     [
         "matern",
-        "matern32+matern12",
-        "squared-exponential",
+        pytest.param("matern32+matern12", marks=pytest.mark.slow),
+        pytest.param("squared-exponential", marks=pytest.mark.slow),
         pytest.param("matern13", marks=pytest.mark.slow),
     ],
 )
@@ -202,6 +202,7 @@ def test_stars_have_a_length_by_any_kernel(tmp_path: Path, kernel: str) -> None:
     assert prepared(tmp_path, f"model.kernel={kernel}").grid.spacing[0] < 10.0
 
 
+@pytest.mark.slow
 def test_smooth_dust_keeps_the_grid_of_its_start(tmp_path: Path) -> None:
     """The field of `plain_sky` has the length where learning starts."""
     write_plain_sky(tmp_path, plain_sky(300, 3, SIZE))
