@@ -481,3 +481,27 @@ def test_columns_by_name_are_refused() -> None:
     X = np.zeros(5, dtype=[("a", float), ("b", float)])
     with pytest.raises(UserError, match="columns a, b: expected an array of numbers"):
         HIPGPRegressor().fit(X, np.zeros(5))
+
+
+def test_copies_that_take_the_noise_away_are_named() -> None:
+    """Of two rows with all numbers alike no noise is the best explanation, whatever others say."""
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(300, 2))
+    y = np.sin(6.0 * X).sum(1) + 0.4 * rng.standard_normal(300)
+    often = np.r_[np.arange(300), np.arange(150)]
+    copied = HIPGPRegressor("matern12", engine="exact").fit(X[often], y[often])
+    assert copied.noise_std_ < 0.05
+    assert copied.report_["share_of_copies"] == pytest.approx(1 / 3)
+    assert "33 % of the rows repeat another" in copied.report_["advice"][-1]
+    few = HIPGPRegressor("matern12", engine="exact").fit(X[often[:302]], y[often[:302]])
+    assert few.noise_std_ > 0.3
+    assert "share_of_copies" not in few.report_
+
+
+def test_evidence_of_learning_is_of_y_in_its_own_units() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.uniform(size=(80, 1))
+    y = 1e3 + 40.0 * np.sin(9.0 * X[:, 0]) + 5.0 * rng.standard_normal(80)
+    fitted = HIPGPRegressor("matern32", engine="exact").fit(X, y)
+    assert fitted.report_["learning"]["n_data"] == 80
+    assert fitted.report_["learning"]["log_evidence"] == pytest.approx(fitted.log_evidence_)

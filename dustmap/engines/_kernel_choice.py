@@ -104,7 +104,7 @@ class KernelChoice:
     Attributes
     ----------
     name, candidates
-    rows : that hyperparameters were learned from
+    rows : that hyperparameters were learned from, each as often as there are windows with it
     patches, held_out : patches, and the rows in them
     remark : why a candidate, or all of them, have no score; "" where all have
     model : with that kernel, where learning goes on; None of a choice that was read

@@ -15,6 +15,7 @@ from torch import Tensor
 from dustmap.engines import EvidenceSettings, MemoryPlan, Watch, most_exact, plain_rows
 from dustmap.errors import UserError
 from dustmap.estimators import _arguments, _saving
+from dustmap.estimators._advice import advice_of, share_of_copies
 from dustmap.estimators._arguments import (
     Array,
     Standardisation,
@@ -39,11 +40,6 @@ from dustmap.linalg import Progress, unwatched
 log = logging.getLogger(__name__)
 
 Prediction = Array | tuple[Array, Array]
-#: Rows that tell a learned number, at least: in trials of 1, 3 and 10 columns errors were 1.1 times
-#: their standard deviations at six rows a number, 1.2 to 1.5 times at three.
-_ROWS_PER_NUMBER = 6
-#: Variance of a learned field over that of the noise, at most where it explains nothing.
-_NOTHING = 1e-3
 
 
 @final
@@ -395,7 +391,9 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.hyperparameter_errors_ = fitted.report.get("hyperparameter_errors")
         learned = {"kernel": kernel_numbers(self.kernel_), **noise, "mean": self.mean_.tolist()}
         self.report_ = fitted.report | {"hyperparameters": learned}
-        if advice := [*_few_rows(fitted), *_nothing_but_noise(fitted)]:
+        if (share := share_of_copies(fitted)) > 0.0:
+            self.report_["share_of_copies"] = share
+        if advice := advice_of(fitted):
             self.report_["advice"] = [*fitted.report.get("advice", ()), *advice]
         for name in ("log_evidence_", "elbo_", "inducing_points_"):
             self.__dict__.pop(name, None)
@@ -415,31 +413,3 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _mean(self, mean: Tensor) -> Array:
         scaling = self._regression.scaling
         return scaling.y_center + scaling.y_scale * mean.double().numpy()
-
-
-def _few_rows(fitted: FittedRegression) -> list[str]:
-    """Advice where rows are too few to tell what was learned from them."""
-    learned = sum(p.value.numel() for p in fitted.model.parameters() if p.is_learned)
-    rows = int(fitted.report["n"])
-    if rows >= _ROWS_PER_NUMBER * learned:
-        return []
-    return [
-        f"{learned} numbers were learned from {rows} rows, too few to tell them: standard "
-        "deviations are too small, by a tenth at 6 rows a number and by half at 3; give the noise "
-        "(noise=...), or hold what is known (learn=...)"
-    ]
-
-
-def _nothing_but_noise(fitted: FittedRegression) -> list[str]:
-    """Advice where a learned kernel explains next to nothing of the rows."""
-    kernel, scaling = fitted.model.kernel, fitted.scaling
-    width = noise_numbers(fitted.model, fitted.dof, scaling)["noise_std"]
-    if width is None or not kernel.is_learned:
-        return []
-    if float(kernel.variance()) * scaling.y_scale**2 > _NOTHING * width**2:
-        return []
-    return [
-        "the rows are taken for noise around their mean: no length scale was found on which they "
-        "vary together; if they do, give a kernel of theirs, such as Matern32([0.5], 1.0, dim=1) "
-        "in the units of X and y"
-    ]

@@ -334,6 +334,13 @@ def checks_of(model: HIPGPRegressor, held_out: Scores | None) -> tuple[Check, ..
     advice = f"learning ended as {status}: raise fit.max_steps, or start from another seed"
     checks = [Check("learning converged", learned, 1.0, 1.0, advice)]
     checks += checks_of_solver(model)
+    if "share_of_copies" in report:
+        advice = (
+            "rows repeat others in all numbers, which no noise explains best: errors are far too "
+            "small; leave the copies out, of which held-out rows know nothing"
+        )
+        share = float(report["share_of_copies"])
+        checks.append(Check("share of rows that repeat another", share, 0.0, 0.01, advice))
     scale = report["hyperparameters"].get("noise_scale")
     if scale is not None:
         advice = (
