@@ -11,20 +11,20 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 import torch
-from scipy.spatial import KDTree
 from torch import Tensor
 
 from dustmap.config import Config
 from dustmap.engines import MOST_GRADIENT, Learning
 from dustmap.errors import UserError
 from dustmap.gp import RegularGrid
-from dustmap.gp.functionals import OutsidePolicy, gathered, own_rays
+from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import LogNormalPosterior, MGVISettings, MGVIStatus, PathwisePosterior
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, CoverageAdvice, Predictions, coverage_checks, factor_check
 from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import start_of
+from dustmap.runs.stars._outlier_checks import outlier_checks
 from dustmap.runs.stars._parts import StarShare
 from dustmap.runs.stars._resolution import check_of_length
 from dustmap.sky.observations import Observations
@@ -60,10 +60,6 @@ _MOST_PER_STAR = 0.1
 _COMMON = 2.0
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
 _PRIOR_STDS = 2.0
-#: Standard deviations of its prediction above which a star lies far above the map; such stars that
-#: tell something, neighbours among which one behind is looked for, and the share of them that may
-#: lie as far above.
-_FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.3
 #: What to do about intervals that hold too many stars.
 _TOO_WIDE = (
     'extinctions scatter less than predicted: their errors are too large ("noise" in model.learn '
@@ -417,34 +413,9 @@ def checks_of_held_out(
     train: Tensor,
     holdout: Tensor,
 ) -> tuple[Check, ...]:
-    """Check the residuals of the data `holdout` that the fit to the data `train` has not seen.
-
-    Stars far above the map are to be errors, which Student-t noise takes them for, and not behind
-    clouds that the map lacks: an error is its star's own, a cloud has other stars behind it.
-    """
+    """Check the residuals of the data `holdout` that the fit to the data `train` has not seen, and
+    what Student-t noise takes for errors of either."""
     coverage = coverage_checks("held-out stars", held_out.scores(), _of_coverage(config))
-    above = _far_above(held_out)
-    if fit.hyperparameters.nu is None or above.sum() < _FEWEST or len(train) == 0:
+    if fit.hyperparameters.nu is None:
         return coverage
-    rays = observed.batch.functional
-    towards, depth = gathered(rays, own_rays(rays).direction).cpu(), rays.moments()[:, 0].cpu()
-    seeds, fitted = holdout.cpu()[above], train.cpu()
-    most = min(_NEIGHBOURS, len(fitted))
-    _, near = KDTree(towards[fitted]).query(towards[seeds], k=range(1, most + 1))
-    behind = depth[fitted[near]] > depth[seeds, None]
-    followed = behind.any(1)
-    if followed.sum() < _FEWEST:
-        return coverage
-    nearest = torch.from_numpy(near)[followed, behind[followed].int().argmax(1)]
-    share = float(_far_above(fit.predictions(observed, train[nearest])).float().mean())
-    advice = (
-        f"{int(above.sum())} of {len(above)} held-out stars lie far above the map, and so do stars "
-        'behind them: clouds that model.noise = "student-t" takes for errors and the map lacks; '
-        'take a smaller grid.spacing, grid.levels around them, or model.noise = "gaussian"'
-    )
-    name = "share of outliers with another behind"
-    return (*coverage, Check(name, share, 0.0, _COHERENT, advice))
-
-
-def _far_above(predictions: Predictions) -> Tensor:
-    return ((predictions.y - predictions.mean) / predictions.std > _FAR).cpu()
+    return (*coverage, *outlier_checks(held_out, fit, observed, train, holdout))
