@@ -320,14 +320,15 @@ class StudentTWeights:
 
     @staticmethod
     def first(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":
-        """Weigh residuals of a field that has not seen the data, u (N,) = e_n²/σ_n².
+        """Before a field has seen the data, u (N,) = e_n²/σ_n²: all count in full.
 
-        Most of them are dust. The scale is that of half the residuals, so that outliers are what
-        stands out of these, and it shrinks as the field takes up the dust.
+        There is more than one optimum. A cloud behind which few stars are stands out of the
+        residuals of a smooth field as outliers do, and keeps being one if it begins as one. What
+        the field takes up first, and would have to bend far for, loses its weight in the turns
+        that follow.
         """
-        wide = max(1.0, float(ratio.median().sqrt())) if settings.learn_scale else 1.0
-        noise = StudentTNoise(settings.nu, wide)
-        return StudentTWeights(settings, noise, _weights(noise, ratio), float("inf"))
+        noise = StudentTNoise(settings.nu)
+        return StudentTWeights(settings, noise, torch.ones_like(ratio), float("inf"))
 
     @staticmethod
     def known(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":

@@ -165,7 +165,7 @@ class Learning:
         return self.walk.progress
 
     def _find_weights(self, state: FitState) -> FitState:
-        """Mode and weights by turns, from a noise that explains all data to what is left."""
+        """Mode and weights by turns, from data that all count in full."""
         robust, accuracy = self.settings.robust, self._rough(state)
         assert robust is not None
         first = 0 if self.start is None else _BARE + 1
