@@ -20,6 +20,8 @@ from dustmap.linalg import AT_MOST, EnteredOperator, Progress, SparseOperator
 
 #: Gauss-Newton steps between two looks at the preconditioner.
 _STRIDE = 3
+#: Steps before data lose weight for the first time: dense clouds take more than a stride to build.
+_TO_THE_MODE = 15
 #: Least rank of the first preconditioner, data for each of more, and steps of CG from which on the
 #: next has twice the rank: with 171,000 data on levels, 300,000 stars, ranks of 128, 256, 512 and
 #: 1,024 take 113, 65, 32 and 17 steps to the same residual, one solve with the fourth as long as
@@ -173,7 +175,8 @@ class Learning:
         if turn == 0:
             state = state.weighed(StudentTWeights.first(robust, state.ratios(None)[0]))
         state = self.walk.preconditioned(state)
-        state, descent = self.walk.descended(state, replace(accuracy, steps=_STRIDE), "weights")
+        steps = _STRIDE if turn > 0 else _TO_THE_MODE
+        state, descent = self.walk.descended(state, replace(accuracy, steps=steps), "weights")
         spread = None
         if turn >= _BARE:
             state, probe = self._probed(self.walk.preconditioned(state))
