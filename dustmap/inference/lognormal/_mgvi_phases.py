@@ -41,7 +41,8 @@ _LEVEL, _LEVEL_DECREASE, _LEVEL_STEPS = 0.4, 0.01, 20
 #: deviations, and at most, and the share of this distance that gradients are then off by: d nats
 #: from rest it is some 2 √d of these.
 _FAR_DECREASE, _MOST_DECREASE, _FAR_ERROR = 0.005, 1.0, 0.14
-#: Rounds of weights at first that take the mode for the field: its spread is of the wide noise.
+#: Rounds of weights at first that take the mode for the field, whose spread is not that of the
+#: noise that is looked for.
 _BARE = 3
 #: Posterior standard deviations from the optimum within which gradients take more draws: with K
 #: of them the optimum is off by 1/√K of one.
