@@ -19,6 +19,7 @@ from torch import Tensor
 from dustmap import engines
 from dustmap.engines import EngineFit, Problem, Watch
 from dustmap.errors import UserError
+from dustmap.estimators._advice import repeated_rows
 from dustmap.estimators._arguments import (
     Array,
     Standardisation,
@@ -47,8 +48,6 @@ _START_VARIANCES = {BernoulliLink.LOGIT: 4.0, BernoulliLink.PROBIT: 1.5}
 _TELLING = 500
 #: Rows that choose the length scale to start from.
 _PROBE = 300
-#: Rows among which copies are looked for.
-_LOOKED_AT = 20_000
 #: Inducing points of "auto": at least so many, and one for so many rows.
 _LEAST_POINTS, _ROWS_PER_POINT = 100, 5
 
@@ -302,30 +301,13 @@ def _timed(
     }
     if fit.errors is not None:
         report["hyperparameter_errors"] = hyperparameter_errors(fit, scaling)
-    evidence = fit.evidence
-    of_learning = report["learning"].get("start", report["learning"])
-    if evidence is not None:
-        evidence -= len(data) * math.log(scaling.y_scale)
-    if "log_evidence" in of_learning:  # of standardised y, as all that an engine knows
-        of_learning["log_evidence"] -= of_learning["n_data"] * math.log(scaling.y_scale)
-    if repeated := _repeated_rows(data):
-        report["rows_that_repeat"] = repeated
+    log_scale, learning = math.log(scaling.y_scale), report["learning"]
+    evidence = None if fit.evidence is None else fit.evidence - len(data) * log_scale
+    if "log_evidence" in (started := learning.get("start", learning)):
+        started["log_evidence"] -= started["n_data"] * log_scale
+    report |= {"rows_that_repeat": n for n in [repeated_rows(data)] if n > 0}
     is_given = data.noise_variance is not None
     return FittedRegression(scaling, engine, fit, evidence, is_given, report)
-
-
-def _repeated_rows(data: Batch) -> int:
-    """Count rows that have all numbers of another; of many by a part, chosen by y's own bits."""
-    y = data.y.double()
-    parts = 1 + len(y) // _LOOKED_AT
-    some = (y.view(torch.int64).remainder(parts) == 0).nonzero().squeeze(-1)
-    seen = data[some]
-    assert isinstance(seen.functional, PointValues)
-    columns = [seen.functional.x, seen.y[:, None]]
-    if seen.noise_variance is not None:
-        columns.append(seen.noise_variance[:, None])
-    rows = torch.cat(columns, dim=-1)
-    return parts * (len(rows) - len(torch.unique(rows, dim=0)))
 
 
 def _choice(

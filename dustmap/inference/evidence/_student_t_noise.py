@@ -322,10 +322,9 @@ class StudentTWeights:
     def first(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":
         """Before a field has seen the data, u (N,) = e_n²/σ_n²: all count in full.
 
-        There is more than one optimum. A cloud behind which few stars are stands out of the
-        residuals of a smooth field as outliers do, and keeps being one if it begins as one. What
-        the field takes up first, and would have to bend far for, loses its weight in the turns
-        that follow.
+        There is more than one optimum: a cloud before few stars stands out of the residuals of a
+        smooth field as outliers do, and stays one if it begins as one. What a field that has seen
+        all data has to bend far for loses its weight.
         """
         noise = StudentTNoise(settings.nu)
         return StudentTWeights(settings, noise, torch.ones_like(ratio), float("inf"))
