@@ -294,6 +294,7 @@ def _timed(
     report = {
         "engine": engine,
         "n": len(data),
+        "rows_that_repeat": repeated_rows(data),
         "n_inputs": arguments.dim,
         "learning": _learning_report(fit),
         **fit.report,
@@ -305,7 +306,6 @@ def _timed(
     evidence = None if fit.evidence is None else fit.evidence - len(data) * log_scale
     if "log_evidence" in (started := learning.get("start", learning)):
         started["log_evidence"] -= started["n_data"] * log_scale
-    report |= {"rows_that_repeat": n for n in [repeated_rows(data)] if n > 0}
     is_given = data.noise_variance is not None
     return FittedRegression(scaling, engine, fit, evidence, is_given, report)
 
