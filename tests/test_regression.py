@@ -490,11 +490,13 @@ def test_copies_that_take_the_noise_away_are_named() -> None:
     y = np.sin(6.0 * X).sum(1) + 0.4 * rng.standard_normal(300)
     often = np.r_[np.arange(300), np.arange(150)]
     copied = HIPGPRegressor("matern12", engine="exact").fit(X[often], y[often])
-    assert copied.noise_std_ is not None and copied.noise_std_ < 0.05
+    assert copied.noise_std_ is not None
+    assert copied.noise_std_ < 0.05
     assert copied.report_["share_of_copies"] == pytest.approx(1 / 3)
     assert "33 % of the rows repeat another" in copied.report_["advice"][-1]
     few = HIPGPRegressor("matern12", engine="exact").fit(X[often[:302]], y[often[:302]])
-    assert few.noise_std_ is not None and few.noise_std_ > 0.3
+    assert few.noise_std_ is not None
+    assert few.noise_std_ > 0.3
     assert "share_of_copies" not in few.report_
 
 
