@@ -262,4 +262,5 @@ def test_outliers_are_told_from_stars_behind_clouds_that_the_grid_lacks(
     checks = json.loads((tmp_path / "again" / "report.json").read_text())["checks"]
     (check,) = (line for line in checks if line["name"] == "share of outliers with another behind")
     assert check["passed"] == (cause == "errors")
-    assert check["value"] > 0.4 if cause == "clouds" else check["value"] < 0.15
+    # Some of the clouds are in the map: of outliers among all stars, not of held-out ones alone.
+    assert check["value"] > 0.2 if cause == "clouds" else check["value"] < 0.1
