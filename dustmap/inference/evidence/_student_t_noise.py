@@ -319,15 +319,15 @@ class StudentTWeights:
     change: float
 
     @staticmethod
-    def first(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":
-        """Before a field has seen the data, u (N,) = e_n²/σ_n²: all count in full.
+    def first(settings: RobustSettings, y: Tensor) -> "StudentTWeights":
+        """Before a field has seen the data y (N,): all count in full.
 
         There is more than one optimum: a cloud before few stars stands out of the residuals of a
         smooth field as outliers do, and stays one if it begins as one. What a field that has seen
         all data has to bend far for loses its weight.
         """
-        noise = StudentTNoise(settings.nu)
-        return StudentTWeights(settings, noise, torch.ones_like(ratio), float("inf"))
+        whole = torch.ones_like(y, dtype=torch.float64)
+        return StudentTWeights(settings, StudentTNoise(settings.nu), whole, float("inf"))
 
     @staticmethod
     def known(settings: RobustSettings, ratio: Tensor) -> "StudentTWeights":

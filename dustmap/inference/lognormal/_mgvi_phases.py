@@ -174,7 +174,7 @@ class Learning:
         first = 0 if self.start is None else _BARE + 1
         turn = state.turn or first
         if turn == 0:
-            state = state.weighed(StudentTWeights.first(robust, state.ratios(None)[0]))
+            state = state.weighed(StudentTWeights.first(robust, state.problem.y))
         state = self.walk.preconditioned(state)
         steps = _STRIDE if turn > 0 else _TO_THE_MODE
         state, descent = self.walk.descended(state, replace(accuracy, steps=steps), "weights")
