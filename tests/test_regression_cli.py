@@ -317,6 +317,7 @@ def test_an_existing_run_is_refused(curve: Path, capsys: pytest.CaptureFixture[s
     [
         ("data.target=cost", "missing column cost; the columns there are a, price, error"),
         ("data.target=log(cost)", "missing column cost"),
+        ("data.target=sqrt(price)", "expected a column, or log(price) or log10(price)"),
         ("data.inputs=[a, z]", "missing column z"),
         ("data.target=log(bad)", "column bad: 1 of 90 rows are not > 0, as log needs"),
         ("data.target=pole", "column pole: 1 of 90 rows are not finite (first at row 4"),

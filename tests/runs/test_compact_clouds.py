@@ -32,7 +32,7 @@ def extinctions(places: Array, clouds: list[tuple[Array, float, float]]) -> Arra
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [4, 1])
+@pytest.mark.parametrize("seed", [4, 1, 2])
 @pytest.mark.parametrize("wild", [False, True])
 def test_compact_clouds_are_dust(tmp_path: Path, seed: int, wild: bool) -> None:
     """Twelve spheres of 12 to 30 pc on nodes 20 pc apart; wild: 2 % are off by up to 5 mag."""
@@ -62,5 +62,5 @@ def test_compact_clouds_are_dust(tmp_path: Path, seed: int, wild: bool) -> None:
     truth = extinctions(others, clouds)
     error = answers["extinction_mean"] - truth
     square = (error / answers["extinction_std"]) ** 2
-    assert square.mean() < 4.0
-    assert np.sqrt((error**2).mean()) < 0.45 * truth.std()
+    assert square.mean() < 2.0
+    assert np.sqrt((error**2).mean()) < 0.35 * truth.std()

@@ -84,6 +84,17 @@ def test_smooth_dust_is_called_smooth_and_has_no_length(fit: StarFit) -> None:
     assert "noise that is 1.8 times what is stated some may be dust" in length.advice
 
 
+def test_a_length_beyond_the_box_asks_for_a_larger_one_unless_the_dust_nearby_is_sharp(
+    fit: StarFit,
+) -> None:
+    long = StarFit(fit.posterior, Hyperparameters(1e4, 1.0, 1e-3, 1.0), {}, LEARNING)
+    for is_sharp, words in ((False, "(grid.size)"), (True, "no larger box mends that")):
+        checks = checks_of_fit(config(), long, is_sharp)
+        (advice,) = (c.advice for c in checks if c.name == "learned length in spacings")
+        assert "held by the box" in advice
+        assert words in advice
+
+
 def test_a_length_of_two_spacings_but_for_its_error_is_the_datas(fit: StarFit) -> None:
     """What the advice names fits the box, and holds the length that was learned."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dustmap.errors import UserError
 from dustmap.tables import ColumnType, open_table
 from dustmap.tables._text import _trimmed
 from tests.sky.catalogs.test_readers import read_all
@@ -78,3 +79,10 @@ def test_very_many_blanks_take_no_time_of_their_own() -> None:
     start = time.process_time()
     assert _trimmed(20 * row, "\t") == 20 * row
     assert time.process_time() - start < 2.0
+
+
+def test_text_that_is_not_utf8_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "stars.csv"
+    path.write_bytes("name,l\nSté,1\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"stars.csv: its text is not UTF-8 \(byte 0xe9\).*iconv"):
+        open_table(path).whole()

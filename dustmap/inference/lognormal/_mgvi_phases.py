@@ -178,13 +178,10 @@ class Learning:
         state = self.walk.preconditioned(state)
         steps = _STRIDE if turn > 0 else _TO_THE_MODE
         state, descent = self.walk.descended(state, replace(accuracy, steps=steps), "weights")
-        spread = None
-        if turn >= _BARE:
-            state, probe = self._probed(self.walk.preconditioned(state))
-            spread = probe.spread
+        state, ratios = self._ratios(state, turn)
         assert state.weights is not None
         share = measured_weight(state.problem.data, state.problem.model.likelihood)
-        weights = state.weights.updated(*state.ratios(spread), turn > _BARE, share)
+        weights = state.weights.updated(*ratios, turn > _BARE, share)
         state = state.weighed(weights)
         rests = turn > _BARE and weights.settled and descent.decrease < accuracy.decrease
         if rests or turn + 1 - first >= robust.max_rounds:
@@ -192,6 +189,22 @@ class Learning:
             still_moves = not weights.settled and len(state.prior) == 0
             return replace(state, moved=state.moved or still_moves).at(Phase.MODE)
         return state.at(Phase.WEIGHTS, turn + 1)
+
+    def _ratios(self, state: FitState, turn: int) -> tuple[FitState, tuple[Tensor, Tensor]]:
+        """Squared residual and spread (N,) over σ_n², as a turn of the weights takes them.
+
+        Data in full have bent the field to themselves. At first their residuals are therefore those
+        of a field without the datum, e_n/(1 − h_n): of linear responses with the leverage h_n, and
+        1 − h_n = E z_n² of the multipliers of draws. An error is as large there as it is, and the
+        stars behind a cloud speak for each other.
+        """
+        if 0 < turn < _BARE or (turn == 0 and state.problem.nodes is not None):
+            return state, state.ratios(None)
+        state, probe = self._probed(self.walk.preconditioned(state))
+        if turn >= _BARE:
+            return state, state.ratios(probe.spread)
+        left, spread = state.ratios(None)
+        return state, (left / probe.z.double().square().mean(0).square(), spread)
 
     def _find_mode(self, state: FitState) -> FitState:
         """To where Gauss-Newton gains little, the preconditioner kept up to date."""
@@ -217,8 +230,20 @@ class Learning:
         state, is_last = self._evidence_round(state, at_rest)
         if not is_last:
             return state.at(Phase.LEARN, state.turn + 1)
+        if self._is_to_weigh_anew(state):
+            return state.at(Phase.WEIGHTS)
         self.progress(_LEARNING, self.settings.rounds, self.settings.rounds)
         return self.walk.descended(state, self._accuracy, "mode")[0].at(Phase.SAMPLE)
+
+    def _is_to_weigh_anew(self, state: FitState) -> bool:
+        """Whether there are outliers that may be clouds of the length and std that were learned.
+
+        A smoother field could not take these up, and weights that go on from there keep them out.
+        """
+        if self.start is not None or state.weights is None or state.weights.outliers == 0:
+            return False
+        learned = next((n for n, entry in enumerate(state.history) if entry.gradient), 0)
+        return all(entry.stage != "weights" for entry in state.history[learned:])
 
     def _evidence_round(self, state: FitState, at_rest: bool) -> tuple[FitState, bool]:
         """Take one step in θ, and say whether it was the last.

@@ -112,8 +112,13 @@ def inputs_of(table: Table, data: DataConfig) -> Array:
 
 def _target(table: Table, target: str) -> tuple[str, str]:
     """A column and the name of the logarithm to take, if any: `price`, `log(price)`."""
-    match = re.fullmatch(r"(log|log10)\((.+)\)", target)
-    return (target, "") if match is None or target in table.colnames else (match[2], match[1])
+    match = re.fullmatch(r"(\w+)\((.+)\)", target)
+    if match is None or target in table.colnames:
+        return target, ""
+    if match[1] not in _LOGARITHMS and match[2] in table.colnames:
+        takes = " or ".join(f"{name}({match[2]})" for name in _LOGARITHMS)
+        raise UserError(f"data.target = {target!r}: expected a column, or {takes}")
+    return match[2], match[1]
 
 
 def _incomplete(columns: Mapping[str, Array]) -> NDArray[np.bool_]:

@@ -184,16 +184,16 @@ def _tiles(sections: Mapping[str, _Section]) -> Iterator[str]:
             ("Length", f"{value} {escape(units.get('length', ''))}", _held("length", errors))
         )
     if "rmse" in scores:
-        tiles.append(("RMSE, held out", _value(scores["rmse"]), f"{_value(scores['n'])} values"))
+        unit = " mag" if "held_out_stars" in sections else ""
+        rmse, n = (_value(scores[name]) for name in ("rmse", "n"))
+        tiles.append(("RMSE, held out", rmse + unit, f"{n} values"))
         tiles.append(
             ("Within 1σ, held out", f"{100 * scores['coverage68']:.0f} %", "68 % is right")
         )
     if stages:
         seconds = sum(stage["seconds"] for stage in stages)
-        peak = max(stage.get("peak_gib", 0.0) for stage in stages)
-        tiles.append(
-            ("Time", duration_text(seconds, 120), f"at most {_report.number_text(peak)} GiB")
-        )
+        peak = _report.number_text(max(stage.get("peak_gib", 0.0) for stage in stages))
+        tiles.append(("Time", duration_text(seconds, 120), f"at most {peak} GiB"))
     yield '<dl class="tiles">'
     for title, value, remark in tiles:
         yield f"<div><dt>{escape(title)}</dt><dd>{value}</dd><dd class='remark'>{remark}</dd></div>"

@@ -217,8 +217,8 @@ def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
     return (Check("part of the rays cut at the box", cut, 0.0, _CUT, advice),)
 
 
-def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
-    """Check learning and the solver."""
+def checks_of_fit(config: Config, fit: StarFit, is_sharp_nearby: bool = False) -> tuple[Check, ...]:
+    """Check learning and the solver; is_sharp_nearby: whether the map blurs dust near the Sun."""
     checks, learning = [], fit.learning
     if learning is not None:
         converged = float(learning.converged)
@@ -228,9 +228,9 @@ def checks_of_fit(config: Config, fit: StarFit) -> tuple[Check, ...]:
         if "noise" in config.model.learn:
             checks.append(_factor_on_errors(config, fit))
         if config.engine == "lognormal":
-            checks += [*_learned_by_data(config, fit), *_known_mean(fit)]
+            checks += [*_learned_by_data(config, fit, is_sharp_nearby), *_known_mean(fit)]
         elif config.engine == "hip" and "length" in config.model.learn:
-            checks.append(check_of_length(config, fit, False))
+            checks.append(check_of_length(config, fit))
     return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
 
 
@@ -352,7 +352,7 @@ def _known_mean(fit: StarFit) -> list[Check]:
     return [Check("error of the mean density, as a part of it", share, 0.0, 1.0, advice)]
 
 
-def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
+def _learned_by_data(config: Config, fit: StarFit, is_sharp_nearby: bool) -> list[Check]:
     """Check that length and std of a log-normal density come from the data: neither a residual
     variance nor a wrap error tells, for its field lives on the nodes."""
     model, at = config.model, fit.hyperparameters
@@ -360,7 +360,7 @@ def _learned_by_data(config: Config, fit: StarFit) -> list[Check]:
     checks, ratio = [], at.std / start_of(config).std
     if "length" in model.learn:
         is_smooth = "std" in model.learn and ratio < math.exp(-0.5 * reach)
-        checks.append(check_of_length(config, fit, is_smooth))
+        checks.append(check_of_length(config, fit, is_smooth, is_sharp_nearby))
         checks.append(_near_start("length", at.length / model.length, (reach, reach)))
     if "std" in model.learn:
         smooth = (

@@ -174,16 +174,24 @@ def spacings_of(size: tuple[float, ...]) -> list[float]:
     return [h for h in spacings if math.isclose(float(f"{h:g}"), h, rel_tol=1e-9)]
 
 
-def check_of_length(config: Config, fit: StarFit, is_smooth: bool) -> Check:
+def check_of_length(
+    config: Config, fit: StarFit, is_smooth: bool = False, is_sharp_nearby: bool = False
+) -> Check:
     """Check that a learned length is two spacings, less its error, and at most half of the box;
-    is_smooth: whether the dust hardly differs from its mean, and has no length."""
+    is_smooth: whether the dust hardly differs from its mean, and has no length; is_sharp_nearby:
+    whether the map blurs dust near the Sun, which is sharper than the rest."""
     grid, at, error = config.grid, fit.hyperparameters, fit.errors.get("length", 0.0)
     longest = _MOST_OF_BOX * max(grid.fitted[0][0])
     length, most = at.length / grid.finest, longest / grid.finest
     hold = "hold one that is known (model.length, without length in model.learn)"
     finer = f"set grid.spacing = {_finer(config, at.length):.4g} pc, at most a third of the length"
     advice = f"held by the grid, not by the data: {finer}, or {hold}"
-    if length > most:
+    if length > most and is_sharp_nearby:
+        advice = (
+            "held by the box, not by the data: the dust nearby is sharper than one so long leaves "
+            "it, and no larger box mends that; see the residuals of near stars"
+        )
+    elif length > most:
         edge = 1.2 * at.length / _MOST_OF_BOX
         advice = f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size), or "
         advice += hold

@@ -274,11 +274,11 @@ class StarRun(AbstractRun):
             work.sections["hyperparameter_errors"] = errors
             log.info("learned: %s", _engines.learned_in_words(fit, units))
         rounds = {"distances": {"rounds": list(result.rounds)}} if result.rounds else {}
-        seen = self.config, fit, result.data.noisy, self.train
-        near, checks = _near_stars.check_of_fit(*seen)
+        near, checks = _near_stars.check_of_fit(self.config, fit, result.data.noisy, self.train)
         work.sections |= judged | rounds | near
         work.checks += _checks.check_of_box(self.config, self.observed)
-        work.checks += (*_checks.checks_of_fit(self.config, fit), *checks)
+        is_sharp = not all(check.passed for check in checks)
+        work.checks += (*_checks.checks_of_fit(self.config, fit, is_sharp), *checks)
         if self.tile is not None:
             work.checks.append(self.tile.check(fit.hyperparameters.longest))
         return result
