@@ -44,6 +44,8 @@ _FAR_DECREASE, _MOST_DECREASE, _FAR_ERROR = 0.005, 1.0, 0.14
 #: Rounds of weights at first that take the mode for the field, whose spread is not that of the
 #: noise that is looked for.
 _BARE = 3
+#: The least 1 − h of the leverage h of a datum: of less there is no digit in single precision.
+_LEAST_REST = 1e-7
 #: Posterior standard deviations from the optimum within which gradients take more draws: with K
 #: of them the optimum is off by 1/√K of one.
 _NEAR = 1.0
@@ -204,7 +206,8 @@ class Learning:
         if turn >= _BARE:
             return state, state.ratios(probe.spread)
         left, spread = state.ratios(None)
-        return state, (left / probe.z.double().square().mean(0).square(), spread)
+        rest = probe.z.double().square().mean(0).clamp_min(_LEAST_REST)
+        return state, (left / rest.square(), spread)
 
     def _find_mode(self, state: FitState) -> FitState:
         """To where Gauss-Newton gains little, the preconditioner kept up to date."""

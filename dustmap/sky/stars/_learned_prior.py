@@ -18,6 +18,8 @@ from dustmap.sky.stars._priors import MAS_PC, Array, ExponentialDensity, SurveyR
 LEAST, MOST = 200, 20_000
 #: Cells of ln d, the least distance in pc, and the most that ln p falls below its maximum.
 _STEP, _NEAREST, _DEEPEST = 0.04, 1.0, 20.0
+#: Logarithm of a fall that is deeper than that at any t.
+_OVER = 100.0
 #: Most classes of parallax errors that have a ratio of their own, and the fewest stars of each.
 _CLASSES, _FEWEST = 8, 100
 #: A parallax that so many errors below zero cannot be one.
@@ -313,7 +315,7 @@ def _density_to_the_end(x: Array, t: Array) -> tuple[Array, Array]:
     in x (3, K)."""
     rise, steep = 2.0 * np.exp(x[0]), np.exp(x[1])
     away = steep * (t - x[2])
-    fall = np.exp(away)
+    fall = np.exp(np.minimum(away, _OVER))
     value = (1.0 + rise) * t - fall
     slope = np.stack([rise * t, -fall * away, fall * steep])
     top = int(value.argmax())
