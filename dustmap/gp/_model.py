@@ -123,7 +123,9 @@ class ParameterErrors:
             if not bool(slope.any()):
                 continue
             lost = bool((slope[held] != 0).any())
-            stds[name] = None if lost else float(slope @ covariance @ slope) ** 0.5
+            variance = float(slope @ covariance @ slope)
+            if lost or variance >= 0.0:
+                stds[name] = None if lost else variance**0.5
         return stds
 
 

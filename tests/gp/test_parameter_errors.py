@@ -165,6 +165,13 @@ def test_what_follows_from_parameters_has_errors_to_first_order() -> None:
     assert got["ratio"] == pytest.approx(math.sqrt(float(slope @ covariance @ slope)))
 
 
+def test_an_indefinite_covariance_tells_no_error() -> None:
+    """As of information from solves that stopped early."""
+    errors = ParameterErrors(("a", "b"), ((-0.04, 0.0), (0.0, 0.09)), (False, False))
+    got = errors.of(torch.zeros(2), lambda at: {"a": float(at[0]), "b": float(at[1])})
+    assert got == {"b": pytest.approx(0.3)}
+
+
 def test_what_depends_on_a_held_parameter_has_no_error() -> None:
     information = torch.diag(torch.tensor([4.0, 1.0, 0.0]))
     held = torch.tensor([False, True, False])

@@ -307,6 +307,14 @@ def test_extinctions_that_were_cut_at_zero_fail_a_check(tmp_path: Path) -> None:
     assert name == "share of extinctions of exactly 0, with none below"
 
 
+def test_extinctions_in_steps_wider_than_their_errors_fail_a_check(tmp_path: Path) -> None:
+    """Those in steps of 0.1 mag are off by 0.029 mag for that alone: below 0.03, beyond 0.01."""
+    stars = sky() | {"extinction": sky()["extinction"].round(1)}
+    fewer = stars | {"extinction_error": np.full(N, 0.01)}
+    assert "rounding" not in " ".join(failed(tmp_path, stars))
+    assert "rounding of the extinctions, in median errors" in failed(tmp_path, fewer)
+
+
 @pytest.mark.parametrize("kind", ["cut at 0", "cut at two errors", "floor", "limits"])
 def test_extinctions_without_their_lower_end_fail_a_check(tmp_path: Path, kind: str) -> None:
     stars = sky()

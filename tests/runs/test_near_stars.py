@@ -15,7 +15,14 @@ from scipy.stats import chi2, norm
 from dustmap.config import ModelConfig, from_mapping, load
 from dustmap.runs import Stage, StarMap, execute_run, open_run, prepare
 from dustmap.runs.reports import Report
-from dustmap.runs.stars._near_stars import NearDust, Residuals, near_residuals, weighted_median
+from dustmap.runs.stars._near_stars import (
+    NearDust,
+    Residuals,
+    _at_the_sun,
+    _zero_check,
+    near_residuals,
+    weighted_median,
+)
 from dustmap.sky.stars import ExactDistances, StarTable
 from dustmap.sky.systems import system_named
 
@@ -208,6 +215,31 @@ def test_a_zero_point_below_no_dust_is_named(tmp_path: Path) -> None:
     assert not failed.passed
     assert "zero point of the extinctions" in failed.advice
     assert "model.std" not in failed.advice
+
+
+@pytest.mark.parametrize("zero", [0.0, 0.05])
+def test_a_zero_point_that_passes_for_dust_around_the_sun_is_named(zero: float) -> None:
+    """The intercept of near stars, a tenth of which are wild."""
+    rng = np.random.default_rng(4)
+    distance = 90.0 * rng.random(500) ** (1 / 3)
+    y = zero + 1e-3 * distance + 0.03 * rng.standard_normal(500)
+    y[::10] += rng.uniform(-1.0, 2.0, 50)
+    config = from_mapping({"data": {"catalog": "stars.fits"}})
+    check = _zero_check(config, distance, y)
+    assert check.passed == (zero == 0.0)
+    at, error = _at_the_sun(distance, y)
+    assert abs(at - zero) < 3.0 * error < 0.06
+    assert 'model.group_zero = "prior"' in check.advice
+
+
+def test_intercepts_are_as_uncertain_as_they_are_said_to_be() -> None:
+    rng = np.random.default_rng(5)
+    distance = rng.uniform(10.0, 90.0, 100)
+    found = [
+        _at_the_sun(distance, 2e-3 * distance + 0.03 * rng.standard_normal(100)) for _ in range(300)
+    ]
+    scatter = np.std([at for at, _ in found])
+    assert 0.9 < scatter / np.mean([error for _, error in found]) < 1.15
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 import re
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from dustmap.config import Config, from_mapping
 from dustmap.engines import Learning
 from dustmap.inference import scores_of_normal
 from dustmap.runs.reports import Check, Predictions
-from dustmap.runs.stars._checks import checks_of_fit, checks_of_held_out
+from dustmap.runs.stars._checks import checks_of_data, checks_of_fit, checks_of_held_out
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._model import Hyperparameters
 from dustmap.runs.stars._resolution import _finer
+from dustmap.sky.observations import Observations
 from tests.runs.test_relative_scatter import fitted, sky
 
 
@@ -93,6 +95,31 @@ def test_a_length_beyond_the_box_asks_for_a_larger_one_unless_the_dust_nearby_is
         (advice,) = (c.advice for c in checks if c.name == "learned length in spacings")
         assert "held by the box" in advice
         assert words in advice
+
+
+def test_a_length_at_the_bound_of_its_torus_is_not_the_datas(fit: StarFit) -> None:
+    """Which a larger box moves no further; one that is advised has whole spacings."""
+
+    def check(length: float, errors: dict[str, float | None]) -> Check:
+        at = Hyperparameters(length, 0.8, 1e-3, 1.0)
+        found = replace(fit, hyperparameters=at, learning=LEARNING, errors=errors)
+        checks = checks_of_fit(config(), found)
+        return next(each for each in checks if each.name == "learned length in spacings")
+
+    assert check(150.0, {"length": 20.0}).passed
+    bound = check(150.0, {"length": None})
+    assert not bound.passed
+    assert "grid.size" not in bound.advice
+    (edge,) = re.findall(
+        r"one of ([\d,.]+) pc \(grid.size\)", check(520.0, {"length": 20.0}).advice
+    )
+    assert float(edge.replace(",", "")) % config().grid.spacing == 0.0
+
+
+def test_advice_on_spacings_of_levels_is_a_level(fit: StarFit) -> None:
+    """Whole parts of the finest box, of which the next spacing is a multiple."""
+    levels = config("grid.levels=[[[400, 400, 240], 20], [[200, 200, 160], 10]]")
+    assert _finer(levels, 13.0) == 4.0
 
 
 def test_a_length_of_two_spacings_but_for_its_error_is_the_datas(fit: StarFit) -> None:
@@ -222,11 +249,21 @@ def test_errors_far_from_what_is_meant_fail_a_check(
     assert failed(fit, Hyperparameters(60.0, 0.8, 1e-3, noise), *settings) == names
 
 
-@pytest.mark.parametrize(("error", "fails"), [(None, False), (5e-4, False), (2e-3, True)])
+@pytest.mark.parametrize(
+    ("error", "factor", "fails"),
+    [(None, 1.0, False), (5e-4, 1.0, False), (2e-3, 1.0, True), (2e-3, 1e-3, False)],
+)
 def test_stars_that_do_not_tell_how_much_dust_there_is_fail_a_check(
-    fit: StarFit, error: float | None, fails: bool
+    fit: StarFit, error: float | None, factor: float, fails: bool
 ) -> None:
+    """Errors of 10 mag times a factor hide it; where they do not, the mean shares it with a field
+    as long as the box."""
     at = Hyperparameters(60.0, 0.8, 1e-3, 1.0)
     found = StarFit(fit.posterior, at, {}, LEARNING, errors={"mean": error})
-    names = [check.name for check in checks_of_fit(config(), found) if not check.passed]
+    y = torch.full((100,), 0.3, dtype=torch.float64)
+    observed = SimpleNamespace(
+        measured=y, error_variance=(10.0 * factor * torch.ones(100)).square()
+    )
+    checks = checks_of_data(config(), found, cast(Observations, observed), torch.arange(100))
+    names = [check.name for check in checks if not check.passed]
     assert names == (["error of the mean density, as a part of it"] if fails else [])

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from dustmap.gp.functionals import gathered
 from dustmap.runs.reports import Check
+from dustmap.runs.stars._extinction_checks import extinction_checks
 from dustmap.runs.stars._parts import SAMPLE, StarShare
 from dustmap.sky.catalogs import galactic_from_icrs
 from dustmap.sky.observations import FarColumn, Observations
-from dustmap.sky.stars import LEAST_ERROR, ParallaxDistances, StarTable, open_star_store
+from dustmap.sky.stars import ParallaxDistances, StarTable, open_star_store
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +43,6 @@ _MOST_REPEATED = 1e-2
 #: Times that a sentinel is there for each of other numbers; share of the stars, and stars, that may
 #: have it; and how far from all others it is, in their range.
 _MORE_OFTEN, _MOST_OF_ONE, _FEW_OF_ONE, _FAR_AWAY = 3, 1e-2, 10.0, 0.3
-#: Share of extinctions of exactly 0 where none is below: of round numbers as many are above 0.
-_MOST_AT_ZERO = 1e-2
-#: Errors above the lowest extinction within which stars are at the edge, share of these and number
-#: of them, and the share from which on all are alike. Catalogs and skies with noise have shares of
-#: 0.012 at most, those cut at 0, at two errors, or with a floor or limits 0.06 to 0.6.
-_EDGE, _MOST_AT_EDGE, _FEW_AT_EDGE, _ALIKE = 0.5, 0.03, 20.0, 0.9
 #: Median distance of stars that have dust in front, and are of the Milky Way or near it, in pc:
 #: numbers of kpc and distance moduli are below, numbers of pc that are taken for kpc above.
 _NEAREST, _FARTHEST = 10.0, 1e5
@@ -61,14 +56,6 @@ _WIDE = 60.0
 _LOWER, _UPPER, _LEAST_RELATIVE = 0.1587, 0.8413, 5e-4
 #: Median error of a parallax that somebody has measured, in mas: numbers of arcsec are below.
 _LEAST_PARALLAX_ERROR, _MOST_PARALLAX_ERROR = 0.002, 100.0
-#: A_V over distance that no sight line of the Galaxy reaches over tens of parsecs, in mag/pc.
-_DENSEST = 0.3
-#: Error of a median of N normal numbers over that of one, times √N.
-_ERROR_OF_MEDIAN = (np.pi / 2.0) ** 0.5
-#: Median errors by which the mean extinction may be below 0, as a zero point that is off leaves it.
-_MOST_BELOW_ZERO = 3.0
-#: Median error over the spread of the measured extinctions, of which the errors are a part.
-_LEAST_ERRORS, _MOST_ERRORS = 1e-4, 10.0
 #: Median error / parallax above which a map may be biased by some per cent, and by too many.
 _NOTICEABLE, _MOST = 0.15, 0.3
 _BIASED = (
@@ -95,12 +82,11 @@ def catalog_checks(
             _beyond_the_prior(stars.distances),
             _parallax_errors(stars.distances),
         )
-    of_extinctions = (_signs(stars), _cut(stars), _edge(stars), _errors(stars), _densities(stars))
     of_places = (_directions(stars), _hours(stars), _origin(stars))
     of_values = _sentinels(stars), _repeated_value(stars)
     return (
         *of_places,
-        *of_extinctions,
+        *extinction_checks(stars),
         *of_values,
         *of_distances,
         _repetitions(more or stars),
@@ -350,80 +336,3 @@ def _fills(values: Array, low: float, width: float) -> bool:
     slack = min(0.08 * width, max(0.008 * width, 10.0 * width / len(values)))
     below, above = values.min() - low, low + width - values.max()
     return bool(0.0 <= below <= slack and -1e-6 <= above <= slack)
-
-
-def spread_of(extinction: Array) -> float:
-    """Measure how large extinctions are: half the distance of their 84th to their 16th percentile,
-    or their median, whichever is the larger."""
-    low, middle, high = np.quantile(extinction, [0.16, 0.5, 0.84])
-    return float(max((high - low) / 2.0, abs(middle)))
-
-
-def _signs(stars: StarTable) -> Check:
-    """Check that extinctions are not those of stars that dust makes brighter."""
-    error = max(float(np.median(stars.extinction_error)), LEAST_ERROR)
-    below = max(0.0, -float(np.mean(stars.extinction)) / error)
-    advice = (
-        "column extinction: dust dims stars; has it the other sign, or missing values that are "
-        "written as numbers (cut them by a card)?"
-    )
-    return Check("mean extinction below 0, in median errors", below, 0.0, _MOST_BELOW_ZERO, advice)
-
-
-def _cut(stars: StarTable) -> Check:
-    """Check that extinctions below 0 have not been set to it."""
-    share = float(np.mean(stars.extinction == 0.0)) if np.min(stars.extinction) == 0.0 else 0.0
-    most = max(_MOST_AT_ZERO, 3.0 / len(stars))
-    advice = (
-        "column extinction: so many are 0 to all digits, and none is below; if negative ones were "
-        "set to 0, take them as they were measured, for the map has dust where there is none, and "
-        "intervals that are too narrow"
-    )
-    return Check("share of extinctions of exactly 0, with none below", share, 0.0, most, advice)
-
-
-def _edge(stars: StarTable) -> Check:
-    """Check that no star is missing for its small extinction.
-
-    Noise thins out: of N measured extinctions a dozen are within half an error of the lowest, in
-    units of their errors. Where a cut or a floor has made the lowest, many are.
-    """
-    ratio = stars.extinction / np.maximum(stars.extinction_error, LEAST_ERROR)
-    lowest = float(ratio.min())
-    share = float(np.mean(ratio < lowest + _EDGE))
-    # Errors that are a part of the extinction say nothing, and zeros have a check of their own.
-    if share > _ALIKE or not _cut(stars).passed:
-        share = 0.0
-    advice = (
-        f"column extinction: none is below {lowest:.2g} errors, and that many are within half an "
-        "error above; stars that were left out for a small or negative extinction, or written with "
-        "a limit in its place, leave a map with too much dust and intervals that are too narrow: "
-        "take all of them, as they were measured"
-    )
-    most = max(_MOST_AT_EDGE, _FEW_AT_EDGE / len(stars))
-    return Check("share of extinctions at the lowest of them", share, 0.0, most, advice)
-
-
-def _errors(stars: StarTable) -> Check:
-    spread, error = spread_of(stars.extinction), float(np.median(stars.extinction_error))
-    advice = (
-        f"columns extinction, extinction_error: the median error is {error:.3g} mag and the "
-        f"extinctions spread over {spread:.3g} mag; are both in mag?"
-    )
-    ratio = error / max(spread, LEAST_ERROR)
-    return Check("median error / extinctions", ratio, _LEAST_ERRORS, _MOST_ERRORS, advice)
-
-
-def _densities(stars: StarTable) -> Check:
-    """Check the density that extinctions prove beyond three errors: of single stars, or, where
-    their errors are large, of the median star."""
-    y, error, distance = stars.extinction, stars.extinction_error, stars.distance
-    proven = np.median((y - 3.0 * error) / distance)
-    pooled = np.median(y) - 3.0 * _ERROR_OF_MEDIAN * np.median(error) / np.sqrt(len(stars))
-    most = max(0.0, proven, pooled / np.median(distance)) / (stars.system.per_a_v or 1.0)
-    advice = (
-        "columns extinction, distance: no sight line is that dense; are extinctions in mag and "
-        "distances in pc (name the unit in the file, or call the column distance_kpc)?"
-    )
-    name = "median (A_V - 3 errors) / distance in mag/pc"
-    return Check(name, float(most), 0.0, _DENSEST, advice)

@@ -21,8 +21,9 @@ from dustmap.gp.functionals import OutsidePolicy
 from dustmap.inference import LogNormalPosterior, MGVISettings, MGVIStatus, PathwisePosterior
 from dustmap.runs._machine import dtype_of
 from dustmap.runs.reports import Check, CoverageAdvice, Predictions, coverage_checks, factor_check
-from dustmap.runs.stars._catalog_checks import catalog_checks, spread_of
+from dustmap.runs.stars._catalog_checks import catalog_checks
 from dustmap.runs.stars._engines import StarFit
+from dustmap.runs.stars._extinction_checks import spread_of
 from dustmap.runs.stars._model import start_of
 from dustmap.runs.stars._outlier_checks import outlier_checks
 from dustmap.runs.stars._parts import StarShare
@@ -58,6 +59,8 @@ _SOUND = {
 _MOST_PER_STAR = 0.1
 #: Standard deviations of its prior that the mean of zero points may be from 0.
 _COMMON = 2.0
+#: Standard deviations of the mean of all extinctions above which noise does not hide the dust.
+_PLAIN = 30.0
 #: Standard deviations of the priors of ln length and ln std², as far as learned values may go.
 _PRIOR_STDS = 2.0
 #: What to do about intervals that hold too many stars.
@@ -205,7 +208,18 @@ def _refuse_precision(config: Config, observed: Observations) -> None:
     )
 
 
-def check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
+def checks_of_data(
+    config: Config, fit: StarFit, observed: Observations, train: Tensor
+) -> tuple[Check, ...]:
+    """Check the data of a fit against its box and its mean."""
+    of_mean = config.engine == "lognormal" and fit.learning is not None
+    return (
+        *_check_of_box(config, observed),
+        *(_known_mean(fit, observed, train) if of_mean else ()),
+    )
+
+
+def _check_of_box(config: Config, observed: Observations) -> tuple[Check, ...]:
     """Check that few rays leave a box beyond which the run expects no dust; nothing elsewhere."""
     if config.grid.outside != OutsidePolicy.TRUNCATE.value:
         return ()
@@ -228,7 +242,7 @@ def checks_of_fit(config: Config, fit: StarFit, is_sharp_nearby: bool = False) -
         if "noise" in config.model.learn:
             checks.append(_factor_on_errors(config, fit))
         if config.engine == "lognormal":
-            checks += [*_learned_by_data(config, fit, is_sharp_nearby), *_known_mean(fit)]
+            checks += _learned_by_data(config, fit, is_sharp_nearby)
         elif config.engine == "hip" and "length" in config.model.learn:
             checks.append(check_of_length(config, fit))
     return (*checks, *_checks_of_solver(config, fit), *_common_zero_point(config, fit))
@@ -338,10 +352,16 @@ def _factor_on_errors(config: Config, fit: StarFit) -> Check:
     return factor_check(noise, advice, may_vanish=scatters)
 
 
-def _known_mean(fit: StarFit) -> list[Check]:
+def _known_mean(fit: StarFit, observed: Observations, train: Tensor) -> list[Check]:
     """Check that stars tell how much dust there is: where their noise hides it the most probable
-    density is next to none, whose error is small beside that of what may be there."""
+    density is next to none, whose error is small beside that of what may be there.
+
+    Where all of them together tell, it is a field as long as the box that shares its mean.
+    """
     if (error := fit.errors.get("mean")) is None:
+        return []
+    weight = 1.0 / observed.error_variance[train].double()
+    if float((weight * observed.measured[train]).sum() / weight.sum().sqrt()) > _PLAIN:
         return []
     advice = (
         "noise hides how much dust there is, and where it is hidden the map has too little, too "

@@ -118,7 +118,7 @@ def coverage_sections(
     covered = field.evaluate(places, MapRequest((Quantity.COVERAGE,)))["coverage"]
     share = float((covered > DATA_DOMINATED).mean())
     log.info(
-        "coverage: the data, and not the prior, say what %.2g %% of the box holds", 100 * share
+        "coverage: the data, and not the prior, say what %.3g %% of the box holds", 100 * share
     )
     section = {"part_of_the_box_known_by_data": share, "median": float(np.median(covered))}
     return {"coverage": section, **_hidden_section(field, grid)}

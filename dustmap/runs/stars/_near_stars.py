@@ -36,7 +36,7 @@ from dustmap.runs.stars import _distances, _model
 from dustmap.runs.stars._engines import StarFit
 from dustmap.runs.stars._parts import StarShare
 from dustmap.sky.observations import Observations
-from dustmap.sky.stars import StarTable
+from dustmap.sky.stars import LEAST_ERROR, StarTable
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ _REACH, _MOST, _LEAST, _MORE = 3.0, 10_000, 20, 1.5
 #: Standard deviations beyond which near residuals are not the noise; the mean square, and the mean,
 #: that do harm: of many stars less is significant.
 _WORST, _HARM, _SHIFT = 4.0, 1.25, 0.25
+#: Turns of Huber's weights, and standard deviations from which they fall.
+_HUBER_STEPS, _HUBER = 50, 1.345
 #: Those from which the log says so, of a check that passes.
 _DOUBTFUL = 3.0
 
@@ -260,7 +262,46 @@ def check_of_fit(
     name = "residuals of near stars, in standard deviations"
     keys = ("within", "stars", "chi2", "total")
     section = {key: [getattr(residuals, key) for residuals in found] for key in keys}
-    return {"near_residuals": section}, (Check(name, worst.worst, 0.0, _WORST, advice),)
+    checks = [Check(name, worst.worst, 0.0, _WORST, advice)]
+    close = some[(depth[some] < _NEAR * config.model.cavity_radius).cpu()]
+    if len(close) >= _LEAST:
+        seen = depth[close], (observed.measured - _zeros(fit, observed))[close]
+        checks.append(_zero_check(config, *(v.cpu().double().numpy() for v in seen)))
+    return {"near_residuals": section}, tuple(checks)
+
+
+def _zero_check(config: Config, distance: Array, extinction: Array) -> Check:
+    """Check that extinctions (N,) of near stars begin at 0: a field takes up a zero point as dust
+    around the Sun, and leaves no residuals of it."""
+    at, error = _at_the_sun(distance, extinction)
+    find = (
+        _zero_advice(config)
+        if config.data.groups
+        else "subtract it, or let the fit find it: a column with one text for all stars in "
+        'data.groups, and model.group_zero = "prior"'
+    )
+    advice = (
+        f"extinctions of {len(distance)} stars near the Sun go to {at:.3g} ± {error:.1g} mag at "
+        "distance 0, which the map takes for dust around the Sun. If it is a zero point, as of "
+        f"medians of what cannot be negative, {find}; if the Sun is in a cloud, the map is right"
+    )
+    value = max(0.0, at / error)
+    return Check("extinctions at distance 0, in standard deviations", value, 0.0, _WORST, advice)
+
+
+def _at_the_sun(distance: Array, extinction: Array) -> tuple[float, float]:
+    """The intercept of extinctions (N,) along distances (N,), by the weights of Huber (Ann. Math.
+    Stat. 35, 1964), and its standard deviation."""
+    rows, weight = np.stack([np.ones_like(distance), distance], axis=1), np.ones_like(distance)
+    for _ in range(_HUBER_STEPS):
+        line = np.linalg.lstsq(rows * weight[:, None] ** 0.5, extinction * weight**0.5, rcond=None)[
+            0
+        ]
+        residual = np.abs(extinction - rows @ line)
+        scale = max(1.4826 * float(np.median(residual)), LEAST_ERROR)
+        weight = np.minimum(1.0, _HUBER * scale / np.maximum(residual, LEAST_ERROR))
+    covariance = np.linalg.pinv(rows.T @ (rows * weight[:, None])) * scale**2
+    return float(line[0]), math.sqrt(covariance[0, 0])
 
 
 def _zeros(fit: StarFit, observed: Observations) -> torch.Tensor:

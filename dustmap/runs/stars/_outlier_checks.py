@@ -2,6 +2,7 @@
 
 import torch
 from scipy.spatial import KDTree
+from scipy.stats import binom
 from torch import Tensor
 
 from dustmap.gp.functionals import gathered, own_rays
@@ -10,11 +11,13 @@ from dustmap.runs.stars._engines import StarFit
 from dustmap.sky.observations import Observations
 
 #: Standard deviations of its prediction above which a star lies far above the map; such stars that
-#: tell something, neighbours among which one behind is looked for, and the share of them that may
-#: lie as far above: 0.02 to 0.05 of errors at random, 0.24 to 0.7 where clouds are missing.
-_FAR, _FEWEST, _NEIGHBOURS, _COHERENT = 4.0, 10, 32, 0.2
+#: tell something, and neighbours among which one behind is looked for.
+_FAR, _FEWEST, _NEIGHBOURS = 4.0, 10, 32
+#: Share of the stars behind that lie as far above by chance: 0.02 to 0.05 of errors at random, 0.15
+#: to 0.7 where clouds are missing; the probability of as many as may, and their share at least.
+_BY_CHANCE, _RARELY, _COHERENT = 0.05, 0.99, 0.1
 #: Stars that are looked at, at least: held-out ones, and where these are fewer some of the fit.
-_LOOKED_AT = 2_000
+_LOOKED_AT = 10_000
 
 
 def outlier_checks(
@@ -46,9 +49,11 @@ def outlier_checks(
     advice = (
         f"{len(seeds)} of {len(above)} stars lie far above the map, and so do stars behind them: "
         'clouds that model.noise = "student-t" takes for errors and the map lacks; take '
-        'model.noise = "gaussian", a smaller grid.spacing, or grid.levels around them'
+        'model.noise = "gaussian", and with it a smaller grid.spacing or grid.levels around them'
     )
-    return (Check("share of outliers with another behind", share, 0.0, _COHERENT, advice),)
+    n = len(nearest)
+    limit = max(_COHERENT, float(binom.ppf(_RARELY, n, _BY_CHANCE)) / n)
+    return (Check("share of outliers with another behind", share, 0.0, limit, advice),)
 
 
 def _far_above(predictions: Predictions) -> Tensor:

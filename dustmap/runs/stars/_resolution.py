@@ -183,8 +183,12 @@ def check_of_length(
     grid, at, error = config.grid, fit.hyperparameters, fit.errors.get("length", 0.0)
     longest = _MOST_OF_BOX * max(grid.fitted[0][0])
     length, most = at.length / grid.finest, longest / grid.finest
+    is_at_bound = "length" in fit.errors and error is None and length > _LEAST_SPACINGS
+    if is_at_bound:  # of what the torus of the box may have
+        most = min(most, length / _AT_THE_GRID)
     hold = "hold one that is known (model.length, without length in model.learn)"
-    finer = f"set grid.spacing = {_finer(config, at.length):.4g} pc, at most a third of the length"
+    where = "the finest spacing of grid.levels" if len(grid.boxes) > 1 else "grid.spacing"
+    finer = f"set {where} = {_finer(config, at.length):.4g} pc, at most a third of the length"
     advice = f"held by the grid, not by the data: {finer}, or {hold}"
     if length > most and is_sharp_nearby:
         advice = (
@@ -192,9 +196,10 @@ def check_of_length(
             "it, and no larger box mends that; see the residuals of near stars"
         )
     elif length > most:
-        edge = 1.2 * at.length / _MOST_OF_BOX
-        advice = f"held by the box, not by the data: take one of {edge:,.0f} pc (grid.size), or "
-        advice += hold
+        spacing = grid.boxes[0][1]
+        edge = math.ceil(1.2 * at.length / _MOST_OF_BOX / spacing) * spacing
+        larger = "" if is_at_bound else f"take one of {edge:,g} pc (grid.size), or "
+        advice = f"held by the box, not by the data: {larger}{hold}"
     elif is_smooth:
         advice = f"dust that hardly differs from its mean has no length: {hold}"
     elif error is not None and length > _AT_THE_GRID:
@@ -212,11 +217,13 @@ def check_of_length(
 
 
 def _finer(config: Config, length: float) -> float:
-    """The coarsest spacing that divides the box and has three of it in a length; a third of that
-    where none is half as wide."""
-    widest = length / SPACINGS_OF_LENGTH
-    fitting = (h for h in spacings_of(config.grid.size) if 0.5 * widest <= h <= widest)
-    return widest if config.grid.levels else next(fitting, widest)
+    """The coarsest spacing that divides the finest box and has three of it in a length; a third of
+    the length where none is half as wide."""
+    widest, boxes = length / SPACINGS_OF_LENGTH, config.grid.boxes
+    fitting = [h for h in spacings_of(boxes[-1][0]) if 0.5 * widest <= h <= widest]
+    if len(boxes) > 1:  # levels have whole multiples of it
+        fitting = [h for h in fitting if math.isclose(boxes[-2][1] / h, round(boxes[-2][1] / h))]
+    return next(iter(fitting), widest)
 
 
 def with_levels(config: Config, stars: StarTable) -> Config:

@@ -276,7 +276,7 @@ class StarRun(AbstractRun):
         rounds = {"distances": {"rounds": list(result.rounds)}} if result.rounds else {}
         near, checks = _near_stars.check_of_fit(self.config, fit, result.data.noisy, self.train)
         work.sections |= judged | rounds | near
-        work.checks += _checks.check_of_box(self.config, self.observed)
+        work.checks += _checks.checks_of_data(self.config, fit, self.observed, self.train)
         is_sharp = not all(check.passed for check in checks)
         work.checks += (*_checks.checks_of_fit(self.config, fit, is_sharp), *checks)
         if self.tile is not None:
