@@ -196,18 +196,16 @@ class Learning:
         """Squared residual and spread (N,) over σ_n², as a turn of the weights takes them.
 
         Data in full have bent the field to themselves. At first their residuals are therefore those
-        of a field without the datum, e_n/(1 − h_n): of linear responses with the leverage h_n, and
-        1 − h_n = E z_n² of the multipliers of draws. An error is as large there as it is, and the
-        stars behind a cloud speak for each other.
+        of a field without the datum, e_n/(1 − h_n), of linear responses with the leverage h_n. An
+        error is as large there as it is, and the stars behind a cloud speak for each other.
         """
-        if 0 < turn < _BARE or (turn == 0 and state.problem.nodes is not None):
+        if 0 < turn < _BARE:
             return state, state.ratios(None)
         state, probe = self._probed(self.walk.preconditioned(state))
         if turn >= _BARE:
             return state, state.ratios(probe.spread)
         left, spread = state.ratios(None)
-        rest = probe.z.double().square().mean(0).clamp_min(_LEAST_REST)
-        return state, (left / rest.square(), spread)
+        return state, (left / probe.rest.double().clamp_min(_LEAST_REST).square(), spread)
 
     def _find_mode(self, state: FitState) -> FitState:
         """To where Gauss-Newton gains little, the preconditioner kept up to date."""

@@ -216,10 +216,12 @@ def straight_pairs(
 @dataclass(frozen=True, eq=False)
 class Probe:
     """Multipliers (K, Q) of draws z_s ~ N(0, A⁻¹), A = I + W^½ J Jᵀ W^½, the variance (N,) of the
-    mean response that follows, and the most CG steps of one."""
+    mean response that follows, what of 1 the leverages of data leave (N,), the mean of their z_s²,
+    and the most CG steps of one."""
 
     z: Tensor
     spread: Tensor
+    rest: Tensor
     cg_steps: int
 
 
@@ -238,7 +240,7 @@ def probed(
     W^½ J δ_s = η_s − z_s for δ_s = ξ₀ + Jᵀ W^½ z_s gives the spread. start (≤ K, N): those of a
     centre nearby; kept: numbers of earlier draws.
     """
-    world, squares = mean.problem.world, torch.zeros_like(mean.problem.y)
+    world, squares, rests = mean.problem.world, *mean.problem.y.new_zeros(2, len(mean.problem.y))
     draws, steps, alone = list[Tensor](), 0, mean.apart()
     begun = 0 if start is None else min(len(start), count)
     for part in _ranges((0, begun, count), group * world.size):
@@ -247,13 +249,20 @@ def probed(
         def drawn(own: slice, part: range = part, known: Tensor | None = known) -> SolveResult:
             perturbations = Perturbations.of(mean.problem, seed, part[own], kept=kept)
             solve = solver(alone, perturbations, None if known is None else known[own])
-            squares.add_(answered(alone, perturbations, solve.x).square().sum(0))
+            seen = answered(alone, perturbations, solve.x)
+            squares.add_(seen.square().sum(0))
+            if alone.problem.nodes is not None:  # the multipliers of the data, W^½ J δ = η − z
+                rests.add_((perturbations.noise - seen).square().sum(0))
             return solve
 
         solve = shared_solve(world, len(part), drawn)
         steps = max(steps, int(solve.steps.max()))
         draws.append(solve.x)
-    return Probe(torch.cat(draws), world.total(squares) / count * mean.problem.noise, steps)
+    z, spread = torch.cat(draws), world.total(squares) / count * mean.problem.noise
+    rest = world.total(rests) / count
+    if mean.problem.nodes is None:
+        rest = z.double().square().mean(0)
+    return Probe(z, spread, rest, steps)
 
 
 def _ranges(ends: Sequence[int], size: int) -> Iterator[range]:

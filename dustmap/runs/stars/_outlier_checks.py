@@ -2,7 +2,7 @@
 
 import torch
 from scipy.spatial import KDTree
-from scipy.stats import binom
+from scipy.special import bdtr
 from torch import Tensor
 
 from dustmap.gp.functionals import gathered, own_rays
@@ -52,7 +52,8 @@ def outlier_checks(
         'model.noise = "gaussian", and with it a smaller grid.spacing or grid.levels around them'
     )
     n = len(nearest)
-    limit = max(_COHERENT, float(binom.ppf(_RARELY, n, _BY_CHANCE)) / n)
+    at_most = bdtr(range(n + 1), n, _BY_CHANCE)  # the probability of so many
+    limit = max(_COHERENT, int(at_most.searchsorted(_RARELY)) / n)
     return (Check("share of outliers with another behind", share, 0.0, limit, advice),)
 
 
