@@ -1,5 +1,6 @@
 """Solves among the nodes that data see against those from the side of the data, and dense ones."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -32,6 +33,7 @@ from dustmap.inference.lognormal._mgvi_samples import (
     Perturbations,
     answered,
     metric_draws,
+    probed,
 )
 from dustmap.linalg import unwatched
 from dustmap.linalg._chunks import PRODUCTS
@@ -135,6 +137,30 @@ def test_mode_and_samples_are_those_of_the_data_side(dim: int) -> None:
         found.append((mean.xi, delta, spread, curved.xi))
     for ours, theirs, near in zip(*found, (1e-4, 1e-4, 1e-4, 1e-3), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.0, atol=near)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_residuals_without_a_datum_follow_from_its_leverage(dim: int) -> None:
+    """1 − h_n of the draws is [A⁻¹]_nn, and at the mode of linear responses e_n/(1 − h_n) is what a
+    fit without the datum leaves it."""
+    for problem in both_sides(*case(dim)):
+        n = len(problem.y)
+        at = Iterate.at(problem, torch.zeros(problem.n_latent).to(problem.y))
+        solver = DrawSolver(1e-6, 1000, draws_at_once(400))
+        rest = probed(at, 0, 400, 400, solver, None).rest.double()
+        tangent = problem.tangent(at.log_density.exp(), at.c)
+        J = torch.stack([tangent.rmatmul(e) for e in torch.eye(n).to(problem.y)]).double()
+        white = problem.noise.double().rsqrt()[:, None] * J
+        inverse = torch.linalg.inv(torch.eye(n, dtype=torch.float64) + white @ white.mT)
+        expected = inverse.diagonal()
+        assert float((rest / expected - 1.0).abs().max()) < 5.0 * math.sqrt(2.0 / 400)
+        y = torch.randn(n, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+        others = torch.arange(n) != 3
+        step = white[others].mT @ torch.linalg.solve(
+            torch.eye(n - 1, dtype=torch.float64) + white[others] @ white[others].mT, y[others]
+        )
+        apart = (inverse @ y)[3] / expected[3]
+        torch.testing.assert_close(apart, y[3] - white[3] @ step)
 
 
 @pytest.mark.parametrize("robust", [None, RobustSettings(max_rounds=3)])
