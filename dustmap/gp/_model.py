@@ -98,8 +98,8 @@ class ParameterErrors:
     def of(self, theta: Tensor, quantities: Quantities) -> dict[str, float | None]:
         """Standard deviations of quantities of θ (P,) to first order, √(∂qᵀ C ∂q).
 
-        None for those that depend on a parameter that is held; those that depend on none of θ are
-        left out.
+        None for those that depend on a parameter that is held; those that depend on none of θ, or
+        on what an indefinite C says nothing of, are left out.
 
         Examples
         --------

@@ -152,13 +152,13 @@ def translating(path: Path, format_name: str) -> Iterator[None]:
         raise UserError(f"{path}: {error}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file") from None
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UserError(
-            f"{path}: its text is not UTF-8 (byte 0x{byte:02x}); convert it, as by iconv -f latin1 "
-            "-t utf-8"
-        ) from None
     except Exception as error:
+        if isinstance(error, UnicodeDecodeError) and format_name in ("text", "ECSV"):
+            byte = f"0x{error.object[error.start]:02x}"
+            raise UserError(
+                f"{path}: its text is not UTF-8 (byte {byte}); convert it, as by iconv -f latin1 "
+                "-t utf-8"
+            ) from None
         raise UserError(
             f"{path}: cannot be read as {format_name} to its end ({words_of_damage(error)}); is "
             "the file whole?"

@@ -259,9 +259,8 @@ def probed(
         steps = max(steps, int(solve.steps.max()))
         draws.append(solve.x)
     z, spread = torch.cat(draws), world.total(squares) / count * mean.problem.noise
-    rest = world.total(rests) / count
-    if mean.problem.nodes is None:
-        rest = z.double().square().mean(0)
+    of_data = mean.problem.nodes is None
+    rest = z.double().square().mean(0) if of_data else world.total(rests) / count
     return Probe(z, spread, rest, steps)
 
 

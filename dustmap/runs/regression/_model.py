@@ -115,10 +115,13 @@ def _target(table: Table, target: str) -> tuple[str, str]:
     match = re.fullmatch(r"(\w+)\((.+)\)", target)
     if match is None or target in table.colnames:
         return target, ""
-    if match[1] not in _LOGARITHMS and match[2] in table.colnames:
-        takes = " or ".join(f"{name}({match[2]})" for name in _LOGARITHMS)
+    function, name = match.groups()
+    if function in _LOGARITHMS:
+        return name, function
+    if name in table.colnames:
+        takes = " or ".join(f"{known}({name})" for known in _LOGARITHMS)
         raise UserError(f"data.target = {target!r}: expected a column, or {takes}")
-    return match[2], match[1]
+    return target, ""
 
 
 def _incomplete(columns: Mapping[str, Array]) -> NDArray[np.bool_]:

@@ -294,9 +294,8 @@ def _at_the_sun(distance: Array, extinction: Array) -> tuple[float, float]:
     Stat. 35, 1964), and its standard deviation."""
     rows, weight = np.stack([np.ones_like(distance), distance], axis=1), np.ones_like(distance)
     for _ in range(_HUBER_STEPS):
-        line = np.linalg.lstsq(rows * weight[:, None] ** 0.5, extinction * weight**0.5, rcond=None)[
-            0
-        ]
+        root = np.sqrt(weight)
+        line = np.linalg.lstsq(rows * root[:, None], extinction * root, rcond=None)[0]
         residual = np.abs(extinction - rows @ line)
         scale = max(1.4826 * float(np.median(residual)), LEAST_ERROR)
         weight = np.minimum(1.0, _HUBER * scale / np.maximum(residual, LEAST_ERROR))

@@ -277,7 +277,7 @@ class StarRun(AbstractRun):
         near, checks = _near_stars.check_of_fit(self.config, fit, result.data.noisy, self.train)
         work.sections |= judged | rounds | near
         work.checks += _checks.checks_of_data(self.config, fit, self.observed, self.train)
-        is_sharp = not all(check.passed for check in checks)
+        is_sharp = bool(checks) and not checks[0].passed
         work.checks += (*_checks.checks_of_fit(self.config, fit, is_sharp), *checks)
         if self.tile is not None:
             work.checks.append(self.tile.check(fit.hyperparameters.longest))
