@@ -66,7 +66,7 @@ def test_the_tolerance_is_in_units_of_the_noise_in_float32_too() -> None:
 def test_more_draws_begin_with_the_same() -> None:
     model, data = problem()
     first, more = (
-        solve_in_data_space(model, data, SolveSettings(1e-6, 500, samples=s)) for s in (3, 5)
+        solve_in_data_space(model, data, SolveSettings(1e-8, 500, samples=s)) for s in (3, 5)
     )
     assert torch.allclose(more.deviations[:3], first.deviations)
     assert len(more.deviations) == 5
