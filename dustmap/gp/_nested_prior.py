@@ -248,11 +248,15 @@ def _padded_torus(grid: RegularGrid, spacing: Sequence[float]) -> tuple[int, ...
 
 
 def low_pass(omega: Tensor, spacing: Sequence[float]) -> Tensor:
-    """φ (...) at ω (..., D): cos² from 1 at κ = |ω h| / π = `_PASSED`[0] to 0 at `_PASSED`[1]."""
+    """φ (...) at ω (..., D): cos² from 1 at κ = |ω h| / π = `_PASSED`[0] to 0 at `_PASSED`[1].
+
+    0 is no rounded one: products with the square of cos π/2, 4e-33, are denormal numbers, with
+    which some processors take ten times as long.
+    """
     scaled = (omega * omega.new_tensor(spacing) / math.pi).norm(dim=-1)
     low, high = _PASSED
-    passed: Tensor = (0.5 * math.pi * ((scaled - low) / (high - low)).clamp(0.0, 1.0)).cos()
-    return passed.square()
+    passed = (0.5 * math.pi * ((scaled - low) / (high - low)).clamp(0.0, 1.0)).cos().square()
+    return torch.where(scaled < high, passed, 0.0)
 
 
 def divided_spectra(

@@ -225,6 +225,15 @@ def test_slopes_are_differences_of_covariances(projected: bool) -> None:
     assert slopes.quadratic(x[:0]).shape == (2, 0)  # of a rank that has no vector
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_spectra_end_in_zeros_and_in_nothing_near_them(dim: int) -> None:
+    """Products of a vector and an eigenvalue that passes for 0 are denormal numbers in float32."""
+    spectrum = NestedPrior.of(Matern12(4.0, dim=dim), nested_of(dim)).spectra[0]
+    positive = spectrum[spectrum > 0.0]
+    assert 0 < len(positive) < spectrum.numel()
+    assert float(positive.min()) > 1e-25 * float(spectrum.max())
+
+
 def test_the_first_torus_grows_with_the_length_and_the_others_do_not() -> None:
     nested = nested_of(1)
     short, long = (NestedPrior.of(Matern32(v, dim=1), nested) for v in (1.0, 6.0))
