@@ -177,9 +177,8 @@ class Learning:
         turn = state.turn or first
         if turn == 0:
             state = state.weighed(StudentTWeights.first(robust, state.problem.y))
-        state = self.walk.preconditioned(state)
         steps = _STRIDE if turn > 0 else _TO_THE_MODE
-        state, descent = self.walk.descended(state, replace(accuracy, steps=steps), "weights")
+        state, descent = self._at_these_weights(state, accuracy, steps)
         state, ratios = self._ratios(state, turn)
         assert state.weights is not None
         share = measured_weight(state.problem.data, state.problem.model.likelihood)
@@ -191,6 +190,20 @@ class Learning:
             still_moves = not weights.settled and len(state.prior) == 0
             return replace(state, moved=state.moved or still_moves).at(Phase.MODE)
         return state.at(Phase.WEIGHTS, turn + 1)
+
+    def _at_these_weights(
+        self, state: FitState, accuracy: Accuracy, steps: int
+    ) -> tuple[FitState, Descent]:
+        """Gauss-Newton steps, the preconditioner kept up to date: one of a smooth field hardly
+        helps where clouds have built up."""
+        before, spent = state.centre, 0
+        for _ in range(0, steps, _STRIDE):
+            state = self.walk.preconditioned(state)
+            state, descent = self.walk.descended(state, replace(accuracy, steps=_STRIDE))
+            spent += descent.cg_steps
+            if descent.decrease < accuracy.decrease:
+                break
+        return self.walk.recorded(state, "weights", before, spent), descent
 
     def _ratios(self, state: FitState, turn: int) -> tuple[FitState, tuple[Tensor, Tensor]]:
         """Squared residual and spread (N,) over σ_n², as a turn of the weights takes them.
