@@ -1,16 +1,27 @@
 """The exact engine: a dense Gaussian process, its hyperparameters learned by its evidence."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, ClassVar, final
 
+import numpy as np
 import torch
 
 from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
 from dustmap.engines._grids import coarsened, first_length
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
-from dustmap.gp import Batch, ExactGP, RegularGrid, whole_batch
+from dustmap.engines._open_hyperparameters import OpenHyperparameters
+from dustmap.errors import UserError
+from dustmap.gp import (
+    AbstractPosterior,
+    Batch,
+    ExactGP,
+    MixturePosterior,
+    RegularGrid,
+    whole_batch,
+)
 from dustmap.gp.covariances import AbstractEstimator, ClosedForm
 from dustmap.gp.functionals import PointValues
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -84,9 +95,13 @@ class ExactEngine(AbstractEngine):
         return self.finish(problem, learned, watch)
 
     def finish(self, problem: Problem, learned: _learning.Learned, watch: Watch) -> EngineFit:
-        """Condition at the learned hyperparameters."""
+        """Condition at the learned hyperparameters, of few points over what is open of them."""
         fit = self.condition(replace(problem, model=learned.model), watch)
-        return with_errors(replace(fit, learning=learned.learning), problem.data)
+        fit = with_errors(replace(fit, learning=learned.learning), problem.data)
+        if problem.box is not None or not isinstance(problem.data.functional, PointValues):
+            return fit
+        left = OpenHyperparameters.of(fit, len(problem.data), self.settings.seed)
+        return fit if left is None else self._averaged(fit, problem, left)
 
     def condition(self, problem: Problem, watch: Watch) -> EngineFit:
         """Condition on all data at the present hyperparameters.
@@ -103,10 +118,54 @@ class ExactEngine(AbstractEngine):
         tensors = _engine.tensors_of(arrays)
         if "x" not in tensors:
             return self._conditioned(problem)
+        fit = self._on_points(problem, tensors, tensors["noise"])
+        if "draws" not in tensors:
+            return replace(fit, model=problem.model)
+        own = problem.model.parameters()
+        sizes, parts = [p.value.numel() for p in own], list[AbstractPosterior]()
+        for values, noise in zip(tensors["draws"], tensors["noises"], strict=True):
+            each = zip(own, torch.split(values, sizes), strict=True)
+            model = problem.model.with_parameters([p.reshaped(part) for p, part in each])
+            parts.append(self._on_points(replace(problem, model=model), tensors, noise).posterior)
+        mixture = MixturePosterior(fit.posterior, tuple(parts), tensors["weights"])
+        return replace(fit, model=problem.model, posterior=mixture)
+
+    def _on_points(
+        self, problem: Problem, tensors: Mapping[str, torch.Tensor], noise: torch.Tensor
+    ) -> EngineFit:
+        """Condition on the points of an earlier fit, under noise of these variances (N,)."""
         normal = replace(problem.model, likelihood=GaussianLikelihood())
-        data = Batch(PointValues(tensors["x"]), tensors["y"], tensors["noise"])
-        fit = self._conditioned(replace(problem, model=normal, data=data))
-        return replace(fit, model=problem.model)
+        data = Batch(PointValues(tensors["x"]), tensors["y"], noise)
+        return self._conditioned(replace(problem, model=normal, data=data))
+
+    def _averaged(self, fit: EngineFit, problem: Problem, left: OpenHyperparameters) -> EngineFit:
+        """The fit with a posterior as wide as those at draws of the hyperparameters, of which those
+        whose covariance is not positive definite are left out."""
+        fits, kept = list[EngineFit](), list[int]()
+        for k in range(len(left)):
+            at = replace(problem, model=left.model(k))
+            try:
+                fits.append(self._conditioned(at, fit_mean=at.model.mean.is_learned))
+            except UserError:
+                continue
+            kept.append(k)
+        evidence = torch.full((len(left),), -torch.inf, dtype=torch.float64)
+        evidence[kept] = torch.tensor([each.evidence for each in fits], dtype=torch.float64)
+        weights = left.weights(evidence)[kept]
+        parts = tuple(each.posterior for each in fits)
+        values = [torch.cat([p.value.flatten() for p in f.model.parameters()]) for f in fits]
+        tensors = {"draws": torch.stack(values), "weights": weights}
+        noises = np.stack([each.arrays["noise"] for each in fits])
+        report = {
+            "hyperparameter_draws": len(fits),
+            "effective_draws": float(1.0 / weights.square().sum()),
+        }
+        return replace(
+            fit,
+            posterior=MixturePosterior(fit.posterior, parts, weights),
+            report={**fit.report, **report},
+            arrays={**fit.arrays, **_engine.arrays_of(tensors), "noises": noises},
+        )
 
     @torch.no_grad()
     def _conditioned(self, problem: Problem, fit_mean: bool = False) -> EngineFit:

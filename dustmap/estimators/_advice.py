@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from dustmap.estimators._engines import FittedRegression
 
 #: Rows that tell a learned number, at least: in trials of 1, 3 and 10 columns errors were 1.1 times
-#: their standard deviations at six rows a number, 1.2 to 1.5 times at three.
+#: the standard deviations at the maximum of the evidence at six rows a number, 1.2 to 1.5 times at
+#: three.
 _ROWS_PER_NUMBER = 6
 #: Rows among which copies are looked for.
 _LOOKED_AT = 20_000
@@ -33,10 +34,12 @@ def _few_rows(fitted: "FittedRegression") -> list[str]:
     rows = int(fitted.report["n"])
     if rows >= _ROWS_PER_NUMBER * learned:
         return []
+    lost = "standard deviations are too small, by a tenth at 6 rows a number and by half at 3"
+    if "hyperparameter_draws" in fitted.report:
+        lost = "standard deviations of the function allow for that, and the noise may be too small"
     return [
-        f"{learned} numbers were learned from {rows} rows, too few to tell them: standard "
-        "deviations are too small, by a tenth at 6 rows a number and by half at 3; give the noise "
-        "(noise=...), or hold what is known (learn=...)"
+        f"{learned} numbers were learned from {rows} rows, too few to tell them: {lost}; give the "
+        "noise (noise=...), or hold what is known (learn=...)"
     ]
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dustmap.gp._means import LinearMean as LinearMean
     from dustmap.gp._means import LogDiscMean as LogDiscMean
     from dustmap.gp._means import orthogonal_directions as orthogonal_directions
+    from dustmap.gp._mixture import MixturePosterior as MixturePosterior
     from dustmap.gp._model import GPModel as GPModel
     from dustmap.gp._model import HyperparameterFit as HyperparameterFit
     from dustmap.gp._model import ParameterErrors as ParameterErrors
