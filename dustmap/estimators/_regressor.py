@@ -294,8 +294,8 @@ class HIPGPRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Posterior mean of f at X (N, D), with its standard deviation (N,) or covariance (N, N).
 
         include_noise: of new measurements y rather than of f; where `fit` had a noise_std, these
-        need theirs, too. The exact engine's standard deviations have what few rows leave open of the
-        hyperparameters.
+        need theirs, too. Standard deviations of the exact engine have what few rows leave open of
+        the hyperparameters.
         """
         if return_std and return_cov:
             raise UserError("return_std and return_cov cannot both be True: ask for one of them")
