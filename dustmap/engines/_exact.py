@@ -12,7 +12,11 @@ from dustmap.engines import _engine, _learning
 from dustmap.engines._engine import AbstractEngine, Arrays, EngineFit, Problem, Watch, with_errors
 from dustmap.engines._grids import coarsened, first_length
 from dustmap.engines._memory import MIB, Component, During, MemoryPlan
-from dustmap.engines._open_hyperparameters import OpenHyperparameters
+from dustmap.engines._open_hyperparameters import (
+    HYPERPARAMETER_DRAWS,
+    OpenHyperparameters,
+    leaves_open,
+)
 from dustmap.errors import UserError
 from dustmap.gp import (
     AbstractPosterior,
@@ -75,6 +79,9 @@ class ExactEngine(AbstractEngine):
         if not isinstance(problem.data.functional, PointValues):
             what = "covariances of rays that are being made"
             parts.append(Component("chunks", _learning.CHUNK, During.SOLVING, what))
+        if problem.box is None and leaves_open(problem.model, n):
+            what = f"at {HYPERPARAMETER_DRAWS} draws of the hyperparameters"
+            parts.append(Component("factors", HYPERPARAMETER_DRAWS * dense, During.WHOLE, what))
         what = "covariances, in chunks"
         parts.append(Component("predictions", _PREDICTIONS, During.EXPORT, what))
         if self.settings.draws and problem.box is not None:
@@ -149,6 +156,8 @@ class ExactEngine(AbstractEngine):
             except UserError:
                 continue
             kept.append(k)
+        if not fits:
+            return fit
         evidence = torch.full((len(left),), -torch.inf, dtype=torch.float64)
         evidence[kept] = torch.tensor([each.evidence for each in fits], dtype=torch.float64)
         weights = left.weights(evidence)[kept]

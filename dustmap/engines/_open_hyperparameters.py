@@ -20,9 +20,26 @@ from dustmap.linalg import standard_normal
 #: Data for each learned number from which on the number is as good as known: at nineteen the log
 #: density of new measurements is 0.004 above that of the maximum.
 _KNOWN = 20
+#: Data at most, whose factors at all draws take 66 MB.
+_MOST_ROWS = 500
 #: Draws, in pairs, and the standard deviation of a prior of logarithms around the maximum, for what
 #: the data say nothing of.
-_DRAWS, _WIDTH = 32, 1.5
+HYPERPARAMETER_DRAWS, _WIDTH = 32, 1.5
+
+
+def leaves_open(model: gp.GPModel, rows: int) -> bool:
+    """Tell whether so many data are few for what the model learns.
+
+    Examples
+    --------
+    >>> from dustmap.gp.kernels import Matern32
+    >>> from dustmap.gp.likelihoods import GaussianLikelihood
+    >>> model = gp.GPModel(Matern32(1.0, dim=1), gp.ConstantMean(), GaussianLikelihood())
+    >>> leaves_open(model, 30), leaves_open(model, 100), leaves_open(model.fixed(), 30)
+    (True, False, False)
+    """
+    learned = sum(p.value.numel() for p in model.parameters() if p.is_learned)
+    return rows < _KNOWN * learned and rows <= _MOST_ROWS
 
 
 @final
@@ -52,7 +69,7 @@ class OpenHyperparameters:
     def of(fit: EngineFit, rows: int, seed: int) -> "OpenHyperparameters | None":
         """Draw around the end of a fit to so many data; None where these leave little open."""
         parameters = gp.Parameters.of(fit.model, without=("mean",))
-        if fit.errors is None or fit.noise is not None or rows >= _KNOWN * len(fit.errors.names):
+        if fit.errors is None or fit.noise is not None or not leaves_open(fit.model, rows):
             return None
         errors = fit.errors.without("mean")
         free = ~torch.tensor(errors.held, dtype=torch.bool)
@@ -61,7 +78,7 @@ class OpenHyperparameters:
         covariance = torch.tensor(errors.covariance).double()[free][:, free]
         known, axes = torch.linalg.eigh(covariance)
         variance = torch.where(known > 0.0, known / (1.0 + known / _WIDTH**2), _WIDTH**2)
-        half = (_DRAWS // 2, len(variance))
+        half = (HYPERPARAMETER_DRAWS // 2, len(variance))
         white = standard_normal(half, torch.Generator().manual_seed(seed), variance)
         white = torch.cat([white, -white])
         moved = (white * variance.sqrt()) @ axes.mT
