@@ -100,13 +100,20 @@ def test_a_mixture_wants_a_weight_for_each_posterior() -> None:
         MixturePosterior(part, (part,), torch.ones(2))
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(2, 15), (3, 18), (5, 24)])
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        (2, 15),
+        pytest.param(3, 18, marks=pytest.mark.slow),
+        pytest.param(5, 24, marks=pytest.mark.slow),
+    ],
+)
 def test_intervals_of_few_rows_hold_what_they_say(columns: int, rows: int) -> None:
     """Additive functions, of which some columns have no part: no draws of any kernel.
 
-    At the maximum of the evidence intervals of 90 % hold 0.85, 0.85 and 0.84 on average.
+    At the maximum of the evidence intervals of 90 % hold 0.84 or 0.85 on average.
     """
-    held = []
+    held, bare = [], []
     for seed in range(16):
         rng = np.random.default_rng(seed)
         size = rng.normal(size=columns) * (rng.random(columns) < 0.7)
@@ -117,4 +124,10 @@ def test_intervals_of_few_rows_hold_what_they_say(columns: int, rows: int) -> No
         model = HIPGPRegressor("matern32").fit(X, y + sigma * rng.normal(size=rows))
         mean, std = model.predict(new, return_std=True)
         held.append(float((np.abs(truth - mean) < 1.645 * std).mean()))
-    assert 0.89 < np.mean(held) < 0.97
+        fitted = model._regression
+        assert isinstance(fitted.fit.posterior, MixturePosterior)
+        centre = fitted.fit.posterior.centre.predict(fitted.scaling.points(new))
+        at_maximum = fitted.scaling.y_scale * centre.std.numpy()
+        bare.append(float((np.abs(truth - mean) < 1.645 * at_maximum).mean()))
+    assert np.mean(bare) < 0.87
+    assert 0.90 < np.mean(held) < 0.95
