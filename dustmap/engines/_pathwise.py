@@ -169,7 +169,7 @@ class PathwiseEngine(AbstractEngine):
         return EngineFit(
             fit.posterior,
             replace(problem.model, mean=fit.posterior.model.mean),
-            _pathwise_points.points_report(fit, plan, choice),
+            _pathwise_points.points_report(fit, plan, choice, problem.model.kernel),
             arrays=_pathwise_points.pathwise_arrays(fit.posterior),
             plan=fit.plan,
         )

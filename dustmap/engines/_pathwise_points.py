@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -52,6 +52,9 @@ _MOST_PER_DATUM, _FEW = 48, 2**15
 # In 2-D, half a side left means a tenth beyond the data 0.38 standard deviations off, 0.65 leave
 # 0.27; in 3-D the nodes for that are dearer than what it mends.
 _LONGEST, _PADDING = (0.65, 0.65, 0.5), 2.0
+#: Ratio of the length of a term that stands for another to the least that would be of its shape,
+#: below which it is said: at 0.15 means of 300 rows are a tenth of a standard deviation off (rms).
+_ALIKE = 0.15
 #: Arrays of a posterior beside the spread of its coefficients.
 _FIELDS = ("coefficients", "eps_mean", "deviations")
 _IN_FLOAT64 = 'fitted in float64: float32 lost it; pass dtype="float64"'
@@ -98,7 +101,8 @@ class PointPlan(_grids.AbstractGridPlan):
     n, samples
     seed : of the draws
     dtype, max_memory
-    longest : of rough terms, see `within_box`; None for fits of earlier versions, which had no such
+    longest, in_all_axes : of rough terms, see `within_box`; None for fits of earlier versions,
+        which had no such
     """
 
     grid: RegularGrid
@@ -109,6 +113,7 @@ class PointPlan(_grids.AbstractGridPlan):
     dtype: torch.dtype
     max_memory: int
     longest: float | None = None
+    in_all_axes: bool = False
 
     @property
     def bytes_needed(self) -> int:
@@ -180,10 +185,12 @@ def plan_points(
     ((120,), True)
     """
     s, longest = settings, _LONGEST[min(grid.dim, len(_LONGEST)) - 1]
-    inside = within_box(kernel, grid, longest)
+    # The torus of a term that is short in another axis leaves an automatic grid too few nodes.
+    in_all = s.grid is not None
+    inside = within_box(kernel, grid, longest, in_all_axes=in_all)
     padding = s.padding if inside is kernel else min(s.padding, _PADDING)
     torus = torus_for(inside, grid, padding)
-    return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory, longest)
+    return PointPlan(grid, torus, n, s.samples, s.seed, s.dtype, s.max_memory, longest, in_all)
 
 
 def planned_points(
@@ -198,7 +205,9 @@ def planned_points(
     return plan(choice.grid), choice
 
 
-def within_box(kernel: AbstractKernel, grid: RegularGrid, longest: float | None) -> AbstractKernel:
+def within_box(
+    kernel: AbstractKernel, grid: RegularGrid, longest: float | None, *, in_all_axes: bool
+) -> AbstractKernel:
     """The kernel of a sum whose rough terms are at most so many sides of the grid long.
 
     For r ≪ ℓ a Matérn term of ν < 1 is σ² − C (σ²/ℓ^{2ν}) r^{2ν}: that factor is all that data in
@@ -207,31 +216,55 @@ def within_box(kernel: AbstractKernel, grid: RegularGrid, longest: float | None)
     that the shortest term asks for. Beyond the grid predictions return to the mean within that
     length. Kernels of one term need none of this: no shorter one asks for nodes.
 
+    in_all_axes: whether terms stay that long in every axis. Elsewhere they do in the one that they
+    are longest in, for sides, and what is short in another has another shape (`misshapen`).
+
     Examples
     --------
     >>> from dustmap.gp.kernels import Matern12
-    >>> grid = RegularGrid((0.0,), (0.1,), (101,))
-    >>> within_box(Matern12([50.0], variance=8.0) + Matern12([1.0]), grid, 0.5).kernels[0]
+    >>> grid, short = RegularGrid((0.0,), (0.1,), (101,)), Matern12([1.0])
+    >>> term = Matern12([50.0], variance=8.0)
+    >>> within_box(term + short, grid, 0.5, in_all_axes=True).kernels[0]
     StationaryKernel(matern12, lengthscale=[5.0], variance=0.8, dim=1)
     """
     if longest is None or not isinstance(kernel, SumKernel):
         return kernel
     sides = torch.tensor(grid.upper, dtype=torch.float64) - torch.tensor(grid.lower)
-    terms = [_shortened(term, longest * sides) for term in kernel.kernels]
+    terms = [_shortened(term, longest * sides, in_all_axes) for term in kernel.kernels]
     return kernel if all(map(operator.is_, terms, kernel.kernels)) else SumKernel(terms)
 
 
-def _shortened(term: AbstractKernel, longest: Tensor) -> AbstractKernel:
-    """The rough term of length scales `longest` (D,) at most, in its own proportions."""
+def _shortened(term: AbstractKernel, longest: Tensor, in_all_axes: bool) -> AbstractKernel:
+    """The rough term of length scales `longest` (D,) at most, in its own proportions: no shorter
+    than that in any axis, or in one of them."""
     if not (isinstance(term, StationaryKernel) and isinstance(term.profile, AbstractMatern)):
         return term
     nu = term.profile.nu
-    log_ratio = (longest.to(term.device) / term.lengthscale.detach()).amin().log()
+    ratios = longest.to(term.device) / term.lengthscale.detach()
+    log_ratio = (ratios.amax() if in_all_axes else ratios.amin()).log()
     if nu >= 1.0 or log_ratio >= 0.0:
         return term
     length, amplitude = term.parameters()
     shorter = length.at(length.value + log_ratio)
     return term.with_parameters((shorter, amplitude.at(amplitude.value + 2.0 * nu * log_ratio)))
+
+
+def misshapen(kernel: AbstractKernel, plan: PointPlan) -> list[str]:
+    """Advice where another term stands for one that is short in one axis and long in another."""
+    how = kernel, plan.grid, plan.longest
+    kept = within_box(*how, in_all_axes=True)
+    taken = within_box(*how, in_all_axes=plan.in_all_axes)
+    pairs = zip(_grids.lengths_of(kept).tolist(), _grids.lengths_of(taken).tolist(), strict=True)
+    return [
+        f"for a term of length {_rounded(length)} stands one of {_rounded(shorter)}, which is as "
+        "rough and forgets sooner: give grid points per axis, on which lengths stay as they are"
+        for length, shorter in pairs
+        if min(b / a for a, b in zip(length, shorter, strict=True)) < _ALIKE
+    ]
+
+
+def _rounded(length: Sequence[float]) -> list[float]:
+    return [float(f"{each:.3g}") for each in length]
 
 
 @final
@@ -323,7 +356,7 @@ def _within(model: GridModel) -> GridModel:
 
 def gridded_points(model: GPModel, plan: PointPlan) -> GridModel:
     """Features of points within the grid and beyond it, at the present hyperparameters."""
-    kernel = within_box(model.kernel, plan.grid, plan.longest)
+    kernel = within_box(model.kernel, plan.grid, plan.longest, in_all_axes=plan.in_all_axes)
     nugget = inference.nugget_for(kernel, plan.dtype)
     on_torus = GridPrior.padded(
         kernel, plan.grid, nugget=nugget, dtype=plan.dtype, torus_shape=plan.torus_shape
@@ -368,11 +401,14 @@ def some_draws(
     return posterior.with_draws(chosen)
 
 
-def points_report(fit: PointFit, asked: PointPlan, grid: _grids.GridChoice) -> dict[str, Any]:
+def points_report(
+    fit: PointFit, asked: PointPlan, grid: _grids.GridChoice, kernel: AbstractKernel
+) -> dict[str, Any]:
     """Sizes, the end of the solve, what the grid was expected to leave, and advice."""
     plan, solution = fit.plan, fit.solution
     advice = [] if fit.plan == asked else [_IN_FLOAT64]
     advice += _grids.coarse_advice(fit.residual_ratio) or grid.advice
+    advice += misshapen(kernel, plan)
     if not solution.converged:
         message = solution.message()
         if plan.dtype != torch.float64:
