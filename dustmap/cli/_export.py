@@ -67,10 +67,15 @@ def add_export(commands: _options.Commands) -> None:
     _options.add_output(command, "the file")
     command.option("--box X0 X1 Y0 Y1 Z0 Z1", "of a map of dust; the run's by default")
     command.option("--step PC", "between voxels; the run's by default")
-    command.option("--nside N", "pixels of shells [64]", type=int)
+    command.option(
+        "--nside N",
+        "pixels of shells [64; healpix: no more than voxels at the farthest face resolve]",
+        type=int,
+    )
     command.option(
         "--distances D0 D1 N",
-        "N bins of distance, equal in the logarithm [516, to the farthest face of the box]",
+        "N bins of distance, equal in the logarithm, to the farthest face of the box [516; "
+        "healpix: no more than voxels resolve]",
     )
     command.option(
         "--shells PC...", "healpix: shells at exactly these distances, such as 50 100 0.2kpc"
@@ -186,7 +191,7 @@ def _write(finished: "runs.StarMap", output: Path, options: argparse.Namespace) 
                 "quantities": [quantity.value for quantity in request.quantities],
                 "samples": request.samples,
             }
-        asked = _layout(request, grid, options)
+        asked = _layout(request, grid, finer, options)
         writer = layouts.LAYOUTS[options.format]
         counts = writer(output, watched, asked, provenance, options.overwrite)
     return {"values": counts.values, "outside_the_box": counts.outside, "raised": counts.raised}
@@ -312,7 +317,10 @@ def _request(
 
 
 def _layout(
-    request: "maps.MapRequest", grid: "RegularGrid", options: argparse.Namespace
+    request: "maps.MapRequest",
+    grid: "RegularGrid",
+    finer: Sequence["RegularGrid"],
+    options: argparse.Namespace,
 ) -> "layouts.LayoutRequest":
     bins, shells = None, None
     if options.shells is not None:
@@ -322,7 +330,7 @@ def _layout(
         if not count.isdecimal():
             raise UserError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
         bins = layouts.RadialBins(parsecs(nearest), parsecs(farthest), int(count))
-    return layouts.LayoutRequest(request, grid, options.nside, bins, shells)
+    return layouts.LayoutRequest(request, grid, options.nside, bins, shells, tuple(finer))
 
 
 def _export_regression(finished: "runs.RegressionResult", options: argparse.Namespace) -> int:

@@ -32,13 +32,15 @@ from dustmap.gp import RegularGrid
 from dustmap.sky._provenance import Provenance, conversion_note, density_cards, write_attributes
 from dustmap.sky._streamed_fits import UnitPlan, streamed_fits
 from dustmap.sky.layouts import _shells
-from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells
+from dustmap.sky.layouts._places import LayoutCounts, RadialBins, Shells, resolving_nside
 from dustmap.sky.maps import AbstractDensityField, DustMap, MapRequest, Quantity
 from dustmap.sky.systems import ExtinctionSystem, conversion, system_named
 from dustmap.tables import new_hdf5, open_hdf5, replacing, translating
 
 #: Bayestar files have five, where the density has as many.
 _BAYESTAR_SAMPLES = 5
+#: Pixels of skies by default, of HEALPix tables at most.
+_NSIDE = 64
 _EDGE = (-370.0, -370.0, -270.0)  # pc: lower edge of the first voxel
 _SHAPE = (740, 740, 540)
 _PER_KPC = 1e3
@@ -313,7 +315,8 @@ class LayoutRequest:
     """Quantities, voxels, pixels and bins for a layout; each takes what it has a place for.
 
     request: quantities and samples; grid: the voxels of a cube; nside, bins: of shells and pixels,
-    None for 64 and for 516 bins out to the farthest face of the box; shells: in place of bins.
+    None for 64 and for 516 bins out to the farthest face of the box, or, of HEALPix tables, for no
+    more of both than voxels and those of `finer` grids resolve; shells: in place of bins.
     """
 
     request: MapRequest
@@ -321,11 +324,19 @@ class LayoutRequest:
     nside: int | None = None
     bins: RadialBins | None = None
     shells: Shells | None = None
+    finer: tuple[RegularGrid, ...] = ()
 
     @property
     def pixels(self) -> int:
         """nside, 64 by default."""
-        return 64 if self.nside is None else self.nside
+        return _NSIDE if self.nside is None else self.nside
+
+    @property
+    def finest_angle(self) -> float:
+        """The least of h/d, over all grids, for the distance h of nodes and d of the farthest face
+        from the Sun: no structure of a map is narrower."""
+        grids = (self.grid, *self.finer)
+        return min(min(g.spacing) / float(np.abs([g.lower, g.upper]).max()) for g in grids)
 
 
 #: Writes what is requested of a field; returns the counts of numbers.
@@ -347,9 +358,10 @@ def _writer(
 def _healpix(field: AbstractDensityField, asked: LayoutRequest) -> _shells.HealpixOptions:
     """Add A(<d), and its standard deviation where the density has samples."""
     integrated = (Quantity.MEAN, Quantity.STD) if field.n_samples > 1 else (Quantity.MEAN,)
-    return _shells.HealpixOptions(
-        asked.shells or asked.bins, asked.pixels, asked.request, integrated
-    )
+    angle = asked.finest_angle
+    bins = asked.shells or asked.bins or RadialBins.resolving(field, angle)
+    nside = min(_NSIDE, resolving_nside(angle)) if asked.nside is None else asked.nside
+    return _shells.HealpixOptions(bins, nside, asked.request, integrated)
 
 
 def _edenhofer2023(_: AbstractDensityField, asked: LayoutRequest) -> _shells.EdenhoferOptions:

@@ -202,6 +202,13 @@ class RadialBins:
         farthest = float(faces.max())
         return cls(min(farthest / 20, float(faces.min()) * 0.999), farthest, count)
 
+    @classmethod
+    def resolving(cls, field: AbstractDensityField, angle: float) -> Self:
+        """The same bins no wider than this part of their distance, as far as 516 are."""
+        bins = cls.of_box(field)
+        count = math.ceil(math.log(bins.farthest / bins.nearest) / math.log1p(angle))
+        return cls(bins.nearest, bins.farthest, min(max(2, count), COUNT))
+
     @property
     def boundaries(self) -> Array:
         """(count + 1,)."""
@@ -236,6 +243,17 @@ class Shells:
     def centres(self) -> Array:
         """The distances (count,)."""
         return np.array(self.distances)
+
+
+def resolving_nside(angle: float) -> int:
+    """The least power of two whose pixels, √(π/3)/nside wide, are no wider than this angle.
+
+    Examples
+    --------
+    >>> resolving_nside(angle=0.05)
+    32
+    """
+    return 1 << max(0, math.ceil(math.log2(math.sqrt(math.pi / 3.0) / angle)))
 
 
 def refuse_beyond(field: AbstractDensityField, bins: RadialBins | Shells) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from astropy.io import fits
 
@@ -52,6 +53,23 @@ def test_healpix_has_integrals_of_what_is_known(tmp_path: Path) -> None:
     known = AnalyticField(CLOUDS, box=FIELD.box, scales=(0.0,))
     write(path, known, asked(MapRequest((Quantity.MEAN,))), PROVENANCE, True)
     assert units(path)[1:4] == ["DENSITY_MEAN", "INTEGRATED_MEAN", "RADIAL PIXEL CENTERS"]
+
+
+@pytest.mark.parametrize("finer", [(), (RegularGrid((-8.0,) * 3, (1.0,) * 3, (17, 17, 17)),)])
+def test_healpix_has_no_more_pixels_and_bins_than_voxels_resolve(
+    tmp_path: Path, finer: tuple[RegularGrid, ...]
+) -> None:
+    """Nodes 10 pc apart as far as 20 pc: half a radian; and 1 pc as far as 8 pc."""
+    path, request = tmp_path / "map.fits", MapRequest((Quantity.MEAN,))
+    angle, nside = (0.125, 16) if finer else (0.5, 4)
+    LAYOUTS["healpix"](path, FIELD, LayoutRequest(request, GRID, finer=finer), PROVENANCE, False)
+    with fits.open(path) as hdus:
+        assert hdus["DENSITY_MEAN"].header["NSIDE"] == nside
+        edges = hdus["RADIAL PIXEL BOUNDARIES"].data.field(0)
+    widths = np.diff(edges) / edges[:-1]
+    assert edges[-1] == pytest.approx(30.0)
+    assert 0.8 * angle < widths.max() <= angle
+    assert np.sqrt(np.pi / 3.0) / nside <= angle < 2.0 * np.sqrt(np.pi / 3.0) / nside
 
 
 def test_gtomo_has_the_one_cube_asked_for(tmp_path: Path) -> None:
