@@ -403,16 +403,21 @@ class PlacesAndRays(gp.AbstractPosterior):
 def draws_at_inducing_points(
     posterior: VariationalPosterior, count: int, seed: int
 ) -> GriddedDraws:
-    """`count` draws m + R ε at the nodes of the prior's grid, which have no residual."""
+    """`count` draws m + R ε at inducing points on a grid, which have no residual."""
     phi, generator = posterior.model.features, torch.Generator().manual_seed(seed)
-    assert isinstance(phi, HIPFeatures | features.TorusFeatures)
-    grid, eps = phi.prior.grid, posterior.state.sample(count, generator)
+    eps = posterior.state.sample(count, generator)
+    if isinstance(phi, features.CIQFeatures):
+        grid, root = phi.inducing, phi.root()
+        assert isinstance(grid, gp.RegularGrid)
+    else:
+        assert isinstance(phi, HIPFeatures | features.TorusFeatures)
+        grid, root = phi.prior.grid, phi.prior.root()
     mean = posterior.model.mean.values(PointValues(grid.points(device=eps.device)))
-    return GriddedDraws(grid, mean.to(eps.dtype) + phi.prior.root().matmul(eps))
+    return GriddedDraws(grid, mean.to(eps.dtype) + root.matmul(eps))
 
 
 def draws_on_grid(posterior: VariationalPosterior, grid: gp.RegularGrid, seed: int) -> GriddedDraws:
     """Draws at the inducing points, whatever their whitening."""
-    if isinstance(posterior.model.features, features.CholeskyFeatures | features.CIQFeatures):
+    if isinstance(posterior.model.features, features.CholeskyFeatures):
         return GriddedDraws.of(posterior, grid, DRAWS, seed)
     return draws_at_inducing_points(posterior, DRAWS, seed)

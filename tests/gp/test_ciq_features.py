@@ -62,6 +62,19 @@ def test_rows_are_those_of_the_symmetric_root(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(phi, exact, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_root_has_the_rows_of_the_inducing_points(shape: tuple[int, ...], turned: bool) -> None:
+    """R Rᵀ = K_uu."""
+    plain = CIQFeatures(Matern32(0.3, dim=len(shape)), unit_grid(shape), nodes=20, rtol=1e-9)
+    ciq, points = plain.preconditioned() if turned else plain, unit_grid(shape).points()
+    root = ciq.root().to_dense()
+    rows = ciq.rows(PointValues(points)).phi.detach()
+    torch.testing.assert_close(root, rows, rtol=0, atol=1e-6)
+    K = ciq.kernel(points[:, None] - points[None]).detach()
+    torch.testing.assert_close(root @ root.mT, K, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_default_settings_explain_the_variance_to_a_few_times_rtol(shape: tuple[int, ...]) -> None:
     functional = PointValues(torch.cat([draw(20, len(shape)), unit_grid(shape).points()[:5]]))

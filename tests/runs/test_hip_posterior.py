@@ -6,7 +6,7 @@ import torch
 from dustmap.engines._inducing_grid import PlacesAndRays, draws_at_inducing_points
 from dustmap.gp import Batch, ConstantMean, GridPrior, RegularGrid
 from dustmap.gp.families import FullRankFamily
-from dustmap.gp.features import HIPFeatures
+from dustmap.gp.features import CIQFeatures, HIPFeatures
 from dustmap.gp.functionals import LineIntegrals, PointValues
 from dustmap.gp.kernels import Matern12
 from dustmap.gp.likelihoods import GaussianLikelihood
@@ -24,18 +24,21 @@ def rays() -> LineIntegrals:
     return LineIntegrals.from_observer(ends)
 
 
-@pytest.fixture(scope="module")
-def everywhere(rays: LineIntegrals) -> VariationalPosterior:
-    """The posterior of 60 rays whose features take all nodes, by PCG."""
+def posterior_of(features: HIPFeatures | CIQFeatures, rays: LineIntegrals) -> VariationalPosterior:
     generator = torch.Generator().manual_seed(1)
-    prior = GridPrior.padded(Matern12(25.0, STD**2, dim=3), GRID, padding=0.5)
-    features = HIPFeatures(prior, rtol=1e-6, dense_below=0)
     family = FullRankFamily(features.n_features)
     model = VariationalModel(features, ConstantMean(MEAN), GaussianLikelihood(), family)
     y = 0.06 + 0.03 * torch.randn(len(rays), generator=generator, dtype=torch.float64)
     batch = Batch(rays, y, torch.full_like(y, 0.01**2))
     found = solve_direct(model, batch, RowSource(features, rays))
     return VariationalPosterior(model, found.state)
+
+
+@pytest.fixture(scope="module")
+def everywhere(rays: LineIntegrals) -> VariationalPosterior:
+    """The posterior of 60 rays whose features take all nodes, by PCG."""
+    prior = GridPrior.padded(Matern12(25.0, STD**2, dim=3), GRID, padding=0.5)
+    return posterior_of(HIPFeatures(prior, rtol=1e-6, dense_below=0), rays)
 
 
 @pytest.mark.slow
@@ -55,11 +58,15 @@ def test_places_by_their_neighbours_are_places_by_all_nodes(
     torch.testing.assert_close(same.variance, rows.variance)
 
 
+@pytest.mark.parametrize("whitening", ["hip", "ciq"])
 def test_draws_at_inducing_points_have_the_posteriors_moments(
-    everywhere: VariationalPosterior,
+    everywhere: VariationalPosterior, rays: LineIntegrals, whitening: str
 ) -> None:
-    draws = draws_at_inducing_points(everywhere, 400, seed=3).predict(PointValues(GRID.points()))
-    expected = everywhere.predict(PointValues(GRID.points()))
+    posterior = everywhere
+    if whitening == "ciq":
+        posterior = posterior_of(CIQFeatures(Matern12(25.0, STD**2, dim=3), GRID), rays)
+    draws = draws_at_inducing_points(posterior, 400, seed=3).predict(PointValues(GRID.points()))
+    expected = posterior.predict(PointValues(GRID.points()))
     standardised = (draws.mean - expected.mean) / (expected.std / 20.0)
     assert float(standardised.abs().max()) < 5.0
     torch.testing.assert_close(draws.std, expected.std, rtol=0.2, atol=0.0)

@@ -276,6 +276,11 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
             inverse = linalg.InverseRootOperator(self.gram.detached(), self.method)
             return ProductOperator(cross, inverse.transpose())
 
+    def root(self) -> linalg.AbstractOperator:
+        """R (M, M) with R Rᵀ = K_uu, the rows at the inducing points: R v takes one solve."""
+        K = self.gram.detached()
+        return ProductOperator(K, linalg.InverseRootOperator(K, self.method).transpose())
+
     def preconditioned(self) -> "CIQFeatures":
         """Return the map with T. Chan's circulant of the present K_uu as preconditioner.
 
