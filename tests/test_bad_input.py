@@ -204,7 +204,7 @@ def test_answers_that_do_not_fit(folder: Path, tmp_path: Path, unbuffered: str) 
     with (tmp_path / "answers.csv").open("w") as answers, full_after(3000):
         query = ("query", str(folder / "made"), "--l", "30", "--b", "5", "--profile")
         done = subprocess.run(
-            [sys.executable, "-m", "dustmap", *query, "--step", "0.1"],
+            [sys.executable, "-m", "dustmap", *query, "--step", "1"],
             env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             stdout=answers,
             stderr=subprocess.PIPE,

@@ -53,7 +53,7 @@ def by_quadrature(fit: EngineFit, data: Batch, at: PointValues) -> Tensor:
     return (weights[:, None] * torch.stack(squares)).sum(0)
 
 
-@pytest.mark.parametrize(("dim", "rows"), [(1, 8), (2, 20)])
+@pytest.mark.parametrize(("dim", "rows"), [(1, 8), pytest.param(2, 20, marks=pytest.mark.slow)])
 def test_moments_are_those_of_quadrature(dim: int, rows: int) -> None:
     data = data_of(rows, dim)
     fit = fitted(data, dim)

@@ -41,7 +41,7 @@ def test_the_excess_of_a_log_normal_value_is_known(variance: float) -> None:
     assert not bends(iterate, 0.01 * white)
 
 
-@pytest.mark.parametrize("curved", [False, True])
+@pytest.mark.parametrize("curved", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_draws_of_many_data_are_exact_to_what_these_determine(
     curved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
