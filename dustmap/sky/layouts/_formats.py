@@ -314,9 +314,14 @@ def _system(path: Path, unit: str, declared: ExtinctionSystem | None) -> Extinct
 class LayoutRequest:
     """Quantities, voxels, pixels and bins for a layout; each takes what it has a place for.
 
-    request: quantities and samples; grid: the voxels of a cube; nside, bins: of shells and pixels,
-    None for 64 and for 516 bins out to the farthest face of the box, or, of HEALPix tables, for no
-    more of both than voxels and those of `finer` grids resolve; shells: in place of bins.
+    Attributes
+    ----------
+    request : quantities and samples
+    grid : the voxels of a cube
+    nside, bins : of pixels and shells; None for 64 and for 516 out to the farthest face of the
+        box, or, of HEALPix tables, for no more of both than voxels resolve
+    shells : in place of bins
+    finer : grids in that of the voxels
     """
 
     request: MapRequest
