@@ -319,7 +319,7 @@ def _request(
 def _layout(
     request: "maps.MapRequest",
     grid: "RegularGrid",
-    finer: Sequence["RegularGrid"],
+    finer: tuple["RegularGrid", ...],
     options: argparse.Namespace,
 ) -> "layouts.LayoutRequest":
     bins, shells = None, None
@@ -330,7 +330,7 @@ def _layout(
         if not count.isdecimal():
             raise UserError(f"--distances {nearest} {farthest} {count}: expected a number of bins")
         bins = layouts.RadialBins(parsecs(nearest), parsecs(farthest), int(count))
-    return layouts.LayoutRequest(request, grid, options.nside, bins, shells, tuple(finer))
+    return layouts.LayoutRequest(request, grid, options.nside, bins, shells, finer)
 
 
 def _export_regression(finished: "runs.RegressionResult", options: argparse.Namespace) -> int:

@@ -216,8 +216,9 @@ def within_box(
     that the shortest term asks for. Beyond the grid predictions return to the mean within that
     length. Kernels of one term need none of this: no shorter one asks for nodes.
 
-    in_all_axes: whether terms stay that long in every axis. Elsewhere they do in the one that they
-    are longest in, for sides, and what is short in another has another shape (`misshapen`).
+    in_all_axes: whether terms stay at least that long in every axis. Otherwise they do in the one
+    in which they are the most sides long, and one that is short in another axis loses its shape
+    (`shortened_advice`).
 
     Examples
     --------
@@ -235,8 +236,8 @@ def within_box(
 
 
 def _shortened(term: AbstractKernel, longest: Tensor, in_all_axes: bool) -> AbstractKernel:
-    """The rough term of length scales `longest` (D,) at most, in its own proportions: no shorter
-    than that in any axis, or in one of them."""
+    """The rough term of length scales `longest` (D,), in its own proportions: at least as long in
+    all axes, or at most."""
     if not (isinstance(term, StationaryKernel) and isinstance(term.profile, AbstractMatern)):
         return term
     nu = term.profile.nu
@@ -249,7 +250,7 @@ def _shortened(term: AbstractKernel, longest: Tensor, in_all_axes: bool) -> Abst
     return term.with_parameters((shorter, amplitude.at(amplitude.value + 2.0 * nu * log_ratio)))
 
 
-def misshapen(kernel: AbstractKernel, plan: PointPlan) -> list[str]:
+def shortened_advice(kernel: AbstractKernel, plan: PointPlan) -> list[str]:
     """Advice where another term stands for one that is short in one axis and long in another."""
     how = kernel, plan.grid, plan.longest
     kept = within_box(*how, in_all_axes=True)
@@ -408,7 +409,7 @@ def points_report(
     plan, solution = fit.plan, fit.solution
     advice = [] if fit.plan == asked else [_IN_FLOAT64]
     advice += _grids.coarse_advice(fit.residual_ratio) or grid.advice
-    advice += misshapen(kernel, plan)
+    advice += shortened_advice(kernel, plan)
     if not solution.converged:
         message = solution.message()
         if plan.dtype != torch.float64:

@@ -17,6 +17,8 @@ from dustmap.errors import UserError
 
 #: Distance in pc that no map reaches.
 _BEYOND_ANY = 1e9
+#: Width of a HEALPix pixel, in rad, times nside.
+PIXEL = (np.pi / 3.0) ** 0.5
 
 Array: TypeAlias = NDArray[np.float64]
 #: Directions around which others are counted, and how many in a ring, on average.

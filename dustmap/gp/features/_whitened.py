@@ -273,13 +273,16 @@ class CIQFeatures(_inducing.AbstractInducingFeatures):
         with torch.no_grad():
             like = self.gram.parameters[0].detach().new_empty(0, dtype=self.dtype)
             cross = cross_operator(functional, self._cross, self.n_features, like, self.memory)
-            inverse = linalg.InverseRootOperator(self.gram.detached(), self.method)
-            return ProductOperator(cross, inverse.transpose())
+            return self._whitened(cross)
 
     def root(self) -> linalg.AbstractOperator:
         """R (M, M) with R Rᵀ = K_uu, the rows at the inducing points: R v takes one solve."""
-        K = self.gram.detached()
-        return ProductOperator(K, linalg.InverseRootOperator(K, self.method).transpose())
+        return self._whitened(self.gram.detached())
+
+    def _whitened(self, cross: linalg.AbstractOperator) -> linalg.AbstractOperator:
+        """Φ (N, M) of cross-covariances K_fu (N, M)."""
+        inverse = linalg.InverseRootOperator(self.gram.detached(), self.method)
+        return ProductOperator(cross, inverse.transpose())
 
     def preconditioned(self) -> "CIQFeatures":
         """Return the map with T. Chan's circulant of the present K_uu as preconditioner.

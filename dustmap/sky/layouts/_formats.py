@@ -339,7 +339,7 @@ class LayoutRequest:
     @property
     def finest_angle(self) -> float:
         """The least of h/d, over all grids, for the distance h of nodes and d of the farthest face
-        from the Sun: no structure of a map is narrower."""
+        from the Sun, as which no structure within that distance is narrower."""
         grids = (self.grid, *self.finer)
         return min(min(g.spacing) / float(np.abs([g.lower, g.upper]).max()) for g in grids)
 

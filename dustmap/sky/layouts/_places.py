@@ -7,7 +7,7 @@ the logarithm, shells at distances of one's choice.
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeAlias, final
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dustmap.errors import UserError
 from dustmap.gp.functionals import AbstractFunctional, LineIntegrals, PointValues
 from dustmap.linalg import chunks
-from dustmap.sky._coordinates import pixel_directions
+from dustmap.sky._coordinates import PIXEL, pixel_directions
 from dustmap.sky.maps import AbstractDensityField, MapRequest, Quantity
 from dustmap.sky.maps._field import Arrays
 from dustmap.sky.maps._quantities import integrals_std
@@ -204,10 +204,10 @@ class RadialBins:
 
     @classmethod
     def resolving(cls, field: AbstractDensityField, angle: float) -> Self:
-        """The same bins no wider than this part of their distance, as far as 516 are."""
+        """The same reach in bins no wider than this part of their distance, 516 at most."""
         bins = cls.of_box(field)
         count = math.ceil(math.log(bins.farthest / bins.nearest) / math.log1p(angle))
-        return cls(bins.nearest, bins.farthest, min(max(2, count), COUNT))
+        return replace(bins, count=min(max(2, count), COUNT))
 
     @property
     def boundaries(self) -> Array:
@@ -246,14 +246,14 @@ class Shells:
 
 
 def resolving_nside(angle: float) -> int:
-    """The least power of two whose pixels, √(π/3)/nside wide, are no wider than this angle.
+    """The least power of two whose pixels are no wider than this angle in rad.
 
     Examples
     --------
     >>> resolving_nside(angle=0.05)
     32
     """
-    return 1 << max(0, math.ceil(math.log2(math.sqrt(math.pi / 3.0) / angle)))
+    return 1 << max(0, math.ceil(math.log2(PIXEL / angle)))
 
 
 def refuse_beyond(field: AbstractDensityField, bins: RadialBins | Shells) -> None:

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from dustmap.gp import Batch
 from dustmap.gp.functionals import AbstractFunctional, gathered, own_rays
-from dustmap.sky._coordinates import pixels_towards
+from dustmap.sky._coordinates import PIXEL, pixels_towards
 
-#: Width of a pixel, in rad, times nside.
-_PIXEL = math.sqrt(math.pi / 3.0)
 #: Median of z² of a standard normal z.
 _MEDIAN = 0.6744897501960817**2
 #: Stars at most among which neighbours are looked for, and whose neighbours are asked.
@@ -33,7 +31,7 @@ def sky_patches(rays: AbstractFunctional, width: float) -> Tensor:
     wide at the median distance, nside 1 at the largest.
     """
     distance, vectors = _ends(rays)
-    widest = _PIXEL * float(distance.median()) / width
+    widest = PIXEL * float(distance.median()) / width
     nside = 2 ** max(0, math.floor(math.log2(max(widest, 1.0))))
     pixel = pixels_towards(nside, vectors.double().cpu().numpy())
     shell = torch.div(distance.cpu(), width, rounding_mode="floor").long()

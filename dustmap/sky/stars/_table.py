@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dustmap.errors import UserError
-from dustmap.sky._coordinates import cartesian, galactic
+from dustmap.sky._coordinates import PIXEL, cartesian, galactic
 from dustmap.sky.stars._distances import (
     AbstractDistances,
     ParallaxDistances,
@@ -52,8 +52,8 @@ OPTIONAL = MappingProxyType(
 )
 #: Number (N,) of the group of each row.
 Labels: TypeAlias = NDArray[np.int64]
-#: Width of a HEALPix pixel, in rad, times nside; the largest nside.
-_PIXEL, _MOST_NSIDE = (np.pi / 3.0) ** 0.5, 2**24
+#: The largest nside of HEALPix.
+_MOST_NSIDE = 2**24
 #: Errors of distance below so much of a spacing are alike; others within a factor of 2^½.
 _EXACT, _PER_OCTAVE = 0.25, 2.0
 
@@ -303,7 +303,7 @@ def _pixels(stars: StarTable, width: Array) -> Labels:
     """Return a number (N,) for the pixels no wider than these angles (N,) in rad, of all nsides."""
     import healpy  # takes a second, as it takes matplotlib
 
-    wanted = np.ceil(np.log2(np.maximum(_PIXEL / width, 1.0)))
+    wanted = np.ceil(np.log2(np.maximum(PIXEL / width, 1.0)))
     order = np.minimum(wanted, np.log2(_MOST_NSIDE)).astype(np.int64)
     pixel = np.empty(len(stars), np.int64)
     for each in np.unique(order):
